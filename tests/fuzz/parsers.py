@@ -83,6 +83,29 @@ def _parse_overrides(content: bytes, folder: Path) -> object:
     return None
 
 
+def _training_texts() -> list[bytes]:
+    values = {
+        "volumes": [{"image": "em", "labels": "labels", "mask": {"path": "mask"}}],
+        "output": "out",
+        "patch_shape": "4x8x8",
+        "target": {"kind": "affinities", "offsets": [[-1, 0, 0], [0, 0, 9]]},
+        "network": {"residual_unet": {"widths": [4, 8]}},
+        "augmentation": {"flips": "yx", "elastic": {"amplitude": [0, 1, 1]}},
+        "normalize": {"scale": 2, "offset": 0},
+        "label_weights": {0: 0.5},
+    }
+    other = values | {"target": {"kind": "classes", "count": 3}, "network": {"path": "n.py:make"}}
+    return [yaml.safe_dump(each).encode() for each in (values, other)]
+
+
+def _parse_training(content: bytes, folder: Path) -> object:
+    from beam_inference.training.config import load_training
+
+    path = folder / "training.yaml"
+    path.write_bytes(content)
+    return _check_job(load_training(path))
+
+
 def _parse_prices(content: bytes, folder: Path) -> object:
     from beam_inference.launch.job_files import load_prices
 
@@ -727,6 +750,7 @@ PARSERS: Sequence[Parser] = (
         _parse_overrides,
         (b"inference.", b"postprocess", b"=", b"storage.s3."),
     ),
+    Parser("training-file", _training_texts, _parse_training, (b"!!", b"kind:", b".inf", b"[[[[")),
     Parser(
         "prices",
         _fixed(b"worker_hour: 0.90\ninterruptions_per_hour: 0.05\n", b"gib_month: .inf\n"),
