@@ -143,10 +143,13 @@ def _print_status(options: StatusOptions) -> _Progress:
     launched = load_launched_job(options, "nothing to tell")
     progress = launched.status()
     pyramid = launched.pyramid_status()
+    shards = launched.shard_progress()
     if options.json:
-        print(as_json(status_values(progress, pyramid)))
+        print(as_json(status_values(progress, pyramid, shards)))
     else:
         print_status(progress)
+        if shards is not None:
+            print(f"{shards.ended} of {shards.count} shards have come to their end")
         if pyramid is not None:
             print_pyramid_status(pyramid, waits=progress.done < progress.planned)
     pyramid_to_come = pyramid is not None and not pyramid.complete and not progress.quarantined

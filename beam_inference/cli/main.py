@@ -27,6 +27,7 @@ from beam_inference.cli import (
     provenance,
     run,
     shards,
+    tasks,
     training,
     volumes,
 )
@@ -52,6 +53,7 @@ COMMAND_MODULES = (
     run,
     shards,
     jobs,
+    tasks,
     provenance,
     look,
     volumes,

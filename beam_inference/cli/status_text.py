@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from beam_inference.config.job import JobConfig
     from beam_inference.job.recomputed import Recomputation
     from beam_inference.job.records import QuarantineRecord
-    from beam_inference.job.shards import Shard
+    from beam_inference.job.shards import Shard, ShardProgress
     from beam_inference.job.status import JobStatus
     from beam_inference.job.verification import VerifyReport
     from beam_inference.launch.output_pyramid import PyramidStatus
@@ -73,7 +73,9 @@ def verification_values(report: VerifyReport, pyramid: PyramidStatus | None, *, 
     }
 
 
-def status_values(status: JobStatus, pyramid: PyramidStatus | None) -> Json:
+def status_values(
+    status: JobStatus, pyramid: PyramidStatus | None, shards: ShardProgress | None
+) -> Json:
     """The progress of a job as JSON values; None for what is unknown or does not apply."""
     return {
         "chunks": status.planned,
@@ -89,6 +91,7 @@ def status_values(status: JobStatus, pyramid: PyramidStatus | None) -> Json:
         "workers": status.workers,
         "seconds_left": status.seconds_left,
         "latest": None if status.latest is None else status.latest.isoformat(),
+        "shards": None if shards is None else asdict(shards),
         "pyramid": pyramid_status_values(pyramid, waits=status.done < status.planned),
     }
 

@@ -11,6 +11,19 @@ MOST_SHARDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class ShardProgress:
+    """Progress of a job that is divided into shards.
+
+    Attributes:
+        count: number of shards.
+        ended: number of these that have come to their end.
+    """
+
+    count: int
+    ended: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """One of the shares that the chunks of a job are divided into: a range of their numbers.
 

@@ -16,6 +16,7 @@ from beam_inference.errors import StateError
 from beam_inference.job import verification
 from beam_inference.job.leftovers import sweep_job_drafts
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.shards import ShardProgress
 from beam_inference.job.state import State, default_state_url
 from beam_inference.job.status import JobStatus, job_status
 from beam_inference.job.verification import VerifyReport
@@ -47,6 +48,17 @@ class LaunchedJob:
             WorkerFault: the state folder cannot be read.
         """
         return job_status(self.job, self.state, datetime.now(UTC))
+
+    def shard_progress(self) -> ShardProgress | None:
+        """The progress of the job's shards; None if it is not divided.
+
+        Raises:
+            StateError: the record of their number is damaged.
+        """
+        count = self.state.read_shard_count()
+        if count is None:
+            return None
+        return ShardProgress(count, len(self.state.of(self.job).ended_shards(count)))
 
     def pyramid_status(self) -> PyramidStatus | None:
         """The progress of the pyramids of all outputs; None if the job has none to make."""

@@ -38,6 +38,8 @@ def test_shards_in_any_order_give_the_bytes_of_one_run(path, undisturbed, tmp_pa
     assert "share done, job not complete" in capsys.readouterr().out
     assert main(["finish", job]) == 2
     assert "1 of 2 shards have not come to their end: 0/2" in capsys.readouterr().err
+    assert main(["status", job]) == 0
+    assert "1 of 2 shards have come to their end" in capsys.readouterr().out
     assert main(["run", job, "--shard=0/2"]) == 0
     assert main(["finish", job, "--deep"]) == main(["finish", job]) == 0
     assert "(0 by this launch)" in capsys.readouterr().out, "what is done is not done again"
