@@ -84,6 +84,7 @@ def saved_bytes(network, x):
     return found
 
 
+@pytest.mark.slow
 def test_the_unet_keeps_little_and_has_the_same_gradients():
     networks = []
     for _ in range(2):
