@@ -206,6 +206,11 @@ class RecordedJob:
         """
         values = {"working_set_bytes": 0, **(record.job or {})}
         job = _parse(ResolvedJob, json.dumps(values), url)
+        if job.config.outputs:  # further outputs would be opened, and their operators run
+            raise StateError(
+                f"what the metadata of {url} tell of its job names further outputs, and a record "
+                "is of one output alone: it was changed, or is of another version"
+            )
         config = _Finder(url, files, storage).find_config(job.config)
         found = job.model_copy(update={"config": config, "requested_normalize": None})
         # once more: what a path leads to may be what no job may name

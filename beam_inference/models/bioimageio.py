@@ -108,10 +108,10 @@ class _Model:
         file = find_file(self.description.root, weights.source, f"weights.{weights.form}.source")
         check_sha256(file, weights.sha256)
         if weights.form == "torchscript":
-            from beam_inference.models.torchscript import load_file
+            from beam_inference.models.torchscript import load_packed
 
             with local_file(file) as path:
-                return load_file(path, allow_pickle=False)
+                return load_packed(path, allow_pickle=is_trusted)
         network = self._make_network(is_trusted=is_trusted)
         from beam_inference.models.weights import load_weights
 

@@ -106,7 +106,7 @@ class _Model:
                 return exported.load_file(path, allow_pickle=is_trusted)
             from beam_inference.models import torchscript
 
-            return torchscript.load_file(path, allow_pickle=is_trusted)
+            return torchscript.load_packed(path, allow_pickle=is_trusted)
 
     def describe(self) -> Recipe:
         metadata = self.metadata

@@ -137,10 +137,10 @@ class _Bundle:
         folder, _, name = self.weights.partition("/")
         file = self.root / folder / name
         if name.endswith(".ts"):
-            from beam_inference.models.torchscript import load_file
+            from beam_inference.models.torchscript import load_packed
 
             with local_file(file) as path:
-                network = load_file(path, allow_pickle=False)
+                network = load_packed(path, allow_pickle=is_trusted)
         else:
             from beam_inference.models.weights import load_weights
 

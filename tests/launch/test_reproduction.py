@@ -274,6 +274,20 @@ class TestNothingOfAStrangerIsRun:
         assert main(["show", str(tmp_path / "out")]) == 0
         assert not planted.exists()
 
+    @pytest.mark.parametrize("function", ["../planted.py:halved", "planted:halved"])
+    def test_a_record_names_no_further_outputs_with_code(
+        self, function, volume, planted, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.syspath_prepend(tmp_path)
+        compute(tmp_path, volume, model={"path": "identity", "output_channels": 1})
+        own = {"operator": "own", "function": function, "output_channels": 1}
+        further = {"path": "../more", "dtype": "float32", "postprocess": [own]}
+        change = {"outputs": {"more": further}}
+        change_record(tmp_path, lambda entry: entry["job"]["config"].update(change))
+        assert main(["reproduce", str(tmp_path / "out")]) == 2
+        assert "names further outputs" in capsys.readouterr().err
+        assert not planted.exists()
+
     def test_a_network_that_the_user_names_needs_no_leave(self, volume, tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
