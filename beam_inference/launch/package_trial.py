@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from beam_inference.engines.choice import engines_to_try
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import usable_cores
-from beam_inference.errors import ModelContractError
+from beam_inference.errors import BeamInferenceError, ModelContractError
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.parts import make_normalization
 from beam_inference.models.fetch import fetch_package
@@ -38,6 +40,10 @@ MOST_DIFFERENCE = 2e-3
 
 nnU-Net adds up in half precision, which alone costs it up to 8.5e-4, as was measured.
 """
+
+
+_MOST_NUMBERS = 1 << 30
+"""Most numbers of an image that is drawn; they take 12 GiB for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +176,28 @@ def _predict_whole(
         else:
             batch = make_normalization(definite, image.dtype)(image.copy()[None])[0]
         with predictor.device.session():
-            answer = predictor.predict(predictor.device.upload(np.ascontiguousarray(batch[None])))
-            values = np.array(predictor.device.download(answer[0])())
+            values = _call(package, predictor, np.ascontiguousarray(batch[None]))
+    channels = recipe.values["model.output_channels"]
+    if values.shape[0] != channels:
+        raise ModelContractError(
+            f"{package.path}: the network returns {values.shape[0]} channels, and the package says "
+            f"{channels}: it is not the network of this package"
+        )
     operators = _OPERATORS.validate_python(recipe.values.get("postprocess", []))
     return apply_functions(build_functions(operators), values)
+
+
+def _call(package: Package, predictor: Predictor, batch: NDArray[np.float32]) -> AnyArray:
+    try:
+        answer = predictor.predict(predictor.device.upload(batch))
+        return np.array(predictor.device.download(answer[0])())
+    except BeamInferenceError:
+        raise
+    except Exception as error:  # of the network, which is given what the package says
+        raise ModelContractError(
+            f"{package.path}: the network fails on an array of shape {list(batch.shape)}, as the "
+            f"package describes it: {describe_error(error)}"
+        ) from None
 
 
 _NORMALIZE: TypeAdapter[Normalize] = TypeAdapter(Normalize)
@@ -224,8 +248,7 @@ def _make_image(recipe: Recipe) -> NDArray[np.float32]:
     """An image of random numbers that takes two patches on each axis."""
     values = recipe.values
     patch: Zyx = values["inference.patch_shape"]
-    shape = [values["model.input_channels"], *(n + max(1, n // 3) for n in patch)]
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return _draw([values["model.input_channels"], *(n + max(1, n // 3) for n in patch)])
 
 
 def _make_patch(recipe: Recipe) -> NDArray[np.float32]:
@@ -237,8 +260,21 @@ def _make_patch(recipe: Recipe) -> NDArray[np.float32]:
     shape = [
         (n + 2 * margin) // scale for n, margin, scale in zip(patch, margins, scales, strict=True)
     ]
-    channels = values["model.input_channels"]
-    return np.random.default_rng(0).normal(size=[channels, *shape]).astype(np.float32)
+    return _draw([values["model.input_channels"], *shape])
+
+
+def _draw(shape: Sequence[int]) -> NDArray[np.float32]:
+    """An image of random numbers.
+
+    Raises:
+        ModelContractError: it would be larger than any patch that a machine takes.
+    """
+    if math.prod(shape) > _MOST_NUMBERS:
+        raise ModelContractError(
+            f"the package says that its network takes patches from images such as {list(shape)}: "
+            f"{math.prod(shape):,} numbers are more than the {_MOST_NUMBERS:,} that are tried"
+        )
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 def _predict(network: Any, recipe: Recipe, image: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -409,7 +409,8 @@ def _voxel_size(tensor: Tensor) -> tuple[float | None, float | None, float | Non
 
 def _to_volume(array: NDArray[Any], tensor: Tensor, file: Traversable) -> NDArray[Any]:
     """An example (C, Z, Y, X) or (C, 1, Y, X) of one with the tensor's axes."""
-    if array.ndim != len(tensor.axes) or array.shape[0] != 1 or array.dtype.kind not in "iufb":
+    is_one = array.ndim == len(tensor.axes) and array.shape[0] == 1 and array.size > 0
+    if not is_one or array.dtype.kind not in "iufb":
         raise ModelContractError(
             f"{file} is an array of shape {list(array.shape)} and dtype {array.dtype}: expected "
             f"one of numbers with the axes {', '.join(axis.name for axis in tensor.axes)}"

@@ -17,7 +17,6 @@ from pydantic import (
     Field,
     FiniteFloat,
     NonNegativeFloat,
-    PositiveFloat,
     field_validator,
     model_validator,
 )
@@ -25,7 +24,7 @@ from pydantic import (
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_text, shorten_value
-from beam_inference.models.package_files import ForeignModel, parse_foreign, read_yaml
+from beam_inference.models.package_files import ForeignModel, Length, parse_foreign, read_yaml
 
 _TOOL = "bioimage.io"
 _NAMES = ("bioimageio.yaml", "rdf.yaml", "model.yaml")
@@ -33,6 +32,8 @@ _NAMES = ("bioimageio.yaml", "rdf.yaml", "model.yaml")
 
 _AXES_04 = {"b": "batch", "i": "index", "t": "time", "c": "channel"}
 _AXES_05 = {**_AXES_04, "batch": "batch", "channel": "channel", "time": "time", "index": "index"}
+
+_FARTHEST = 1 << 20
 
 Extent = Annotated[int, Field(gt=0, le=1 << 20)]
 
@@ -295,7 +296,7 @@ class _Axis05(ForeignModel):
     type: Literal["batch", "channel", "index", "time", "space"]
     id: str | None = None
     size: Extent | Json | None = None
-    scale: PositiveFloat = 1.0
+    scale: Length = 1.0
     unit: str | None = None
     channel_names: list[str] = Field([])
     halo: Annotated[int, Field(ge=0, le=1 << 16)] = 0
@@ -316,7 +317,7 @@ class _Sized(ForeignModel):
 class _Reference(ForeignModel):
     tensor_id: str
     axis_id: str
-    offset: int = 0
+    offset: Annotated[int, Field(ge=-_FARTHEST, le=_FARTHEST)] = 0
 
 
 class _Padding(ForeignModel):
@@ -427,8 +428,8 @@ class _Shape04(ForeignModel):
     min: list[Extent] = Field([])
     step: list[Annotated[int, Field(ge=0, le=1 << 20)]] = Field([])
     reference_tensor: str | None = None
-    scale: list[NonNegativeFloat | None] = Field([])
-    offset: list[FiniteFloat] = Field([])
+    scale: list[Annotated[FiniteFloat, Field(ge=0)] | None] = Field([])
+    offset: list[Annotated[FiniteFloat, Field(ge=-_FARTHEST, le=_FARTHEST)]] = Field([])
 
 
 class _Tensor04(ForeignModel):

@@ -230,6 +230,8 @@ def _standard_step(place: _Place, arguments: _Moments) -> Json:
     eps = arguments.eps if arguments.mode == "fixed" else 0.0
     std = arguments.std
     divisor = [each + eps for each in std] if isinstance(std, list) else std + eps
+    if not min(divisor if isinstance(divisor, list) else [divisor], default=0) > 0:
+        raise place.refuse(f"divides by {shorten_value(divisor)}")
     return {"standard": {"mean": _numbers(place, arguments.mean), "std": _numbers(place, divisor)}}
 
 
@@ -240,6 +242,10 @@ def _statistics(arguments: _Reduced) -> Json:
 def _scale_range(place: _Place) -> Json:
     arguments: _Range = place.read(_Range)
     _check_reduced(place, arguments)
+    if arguments.min_percentile >= arguments.max_percentile:
+        raise place.refuse(
+            f"has the percentiles {arguments.min_percentile:g} and {arguments.max_percentile:g}"
+        )
     quantiles = {"low": arguments.min_percentile / 100, "high": arguments.max_percentile / 100}
     return {"rescale": _statistics(arguments) | quantiles, "axes": arguments.names}
 
@@ -253,6 +259,8 @@ def _clip_before(place: _Place) -> Json:
     _check_reduced(place, arguments)
     low = arguments.min_percentile
     high = arguments.max_percentile
+    if low is not None and high is not None and low >= high:
+        raise place.refuse(f"has the percentiles {low:g} and {high:g}")
     return {
         "clip": {
             "levels": LEVELS,
@@ -387,8 +395,8 @@ def _moments_after(place: _Place, _: str) -> list[Json]:
 def _binarize(place: _Place, _: str) -> list[Json]:
     threshold = place.read(_Threshold).threshold
     if isinstance(threshold, list):
-        if len(set(threshold)) > 1:
-            raise place.refuse("has a threshold of its own for each channel")
+        if len(set(threshold)) != 1:
+            raise place.refuse("has other than one threshold for all channels")
         threshold = threshold[0]
     # above, where the operator takes what is at least: the next number of float32
     at = float(np.nextafter(np.float32(threshold), np.float32(np.inf)))

@@ -12,12 +12,13 @@ from functools import cached_property
 from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_text
 from beam_inference.models.package_files import (
     ForeignModel,
+    Length,
     local_file,
     parse_foreign,
     read_json,
@@ -42,7 +43,7 @@ _NETWORKS = ("model.ts", "model.pt2", "model.onnx", "model.pt")
 _MM_PER_NM = 1e-6
 
 Shape = Annotated[list[Annotated[int, Field(gt=0, le=1 << 16)]], Field(min_length=2, max_length=3)]
-Size = Annotated[list[PositiveFloat], Field(min_length=2, max_length=3)]
+Size = Annotated[list[Length], Field(min_length=2, max_length=3)]
 
 
 class _Metadata(ForeignModel):
@@ -74,8 +75,12 @@ def _read(root: Traversable, folds: Folds | None) -> _Model:
         raise ModelContractError(f"{root}: a CellMap package has no folds: remove model.folds")
     file = root / _FILE
     metadata = parse_foreign(read_json(file), _Metadata, file, "CellMap")
-    shapes = (metadata.input_shape, metadata.output_shape, metadata.input_voxel_size)
-    if len({len(shape) for shape in shapes}) > 1:
+    shapes = (
+        *(metadata.input_shape, metadata.output_shape, metadata.input_voxel_size),
+        *(metadata.inference_input_shape, metadata.inference_output_shape),
+        metadata.output_voxel_size,
+    )
+    if len({len(shape) for shape in shapes if shape is not None}) > 1:
         raise ModelContractError(f"{file}: its shapes and voxel sizes have other numbers of axes")
     return _Model(root, metadata)
 

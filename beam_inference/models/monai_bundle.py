@@ -62,6 +62,9 @@ _NETWORKS = frozenset(
 
 _MOST = 1 << 14
 _LONGEST = 64
+_COUNTS = ("num_res_units", "blocks_down", "blocks_up", "repeat")
+"""Arguments that say how many layers there are."""
+
 _ORDER = (2, 1, 0)
 
 
@@ -252,14 +255,18 @@ def _make_network(config: Config) -> torch.nn.Module:
 def _check_size(described: Component, name: str, value: object) -> None:
     """Refuse numbers and lists by which a network would take all memory."""
     if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
+        for key, inner in value.items():
+            _check_size(described, key, inner)
+    elif isinstance(value, list):
         if len(value) > _LONGEST:
             raise described.refuse(f"has {name} of {len(value)} values")
         for inner in value:
             _check_size(described, name, inner)
-    elif isinstance(value, int | float) and not abs(value) <= _MOST:
-        raise described.refuse(f"has {name}: {shorten_value(value)}; at most {_MOST:,} are allowed")
+    elif isinstance(value, int | float):
+        most = _LONGEST if name in _COUNTS else _MOST
+        if abs(value) <= most:
+            return
+        raise described.refuse(f"has {name}: {shorten_value(value)}; at most {most:,} are allowed")
 
 
 def _check_dimensions(config: Config) -> None:
@@ -286,7 +293,7 @@ def _window_settings(inferer: Component) -> list[Setting]:
     if (
         not isinstance(sizes, list)
         or len(sizes) != 3
-        or not all(isinstance(n, int) and 0 < n <= _MOST for n in sizes)
+        or not all(type(n) is int and 0 < n <= _MOST for n in sizes)
     ):
         raise inferer.refuse(f"has roi_size {shorten_value(size)}; expected three numbers")
     patch = sizes[::-1]
@@ -294,11 +301,11 @@ def _window_settings(inferer: Component) -> list[Setting]:
     steps = [int(n * (1 - overlap)) or 1 for n, overlap in zip(patch, overlaps, strict=True)]
     mode = inferer.arguments.get("mode", "constant")
     blends: Json = {"constant": "constant", "gaussian": _gaussian(inferer)}
-    if mode not in blends:
+    if not isinstance(mode, str) or mode not in blends:
         raise inferer.refuse(f"has the mode {shorten_value(mode)}; expected constant or gaussian")
     padding = inferer.arguments.get("padding_mode", "constant")
     fills = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
-    if padding not in fills:
+    if not isinstance(padding, str) or padding not in fills:
         raise inferer.refuse(f"has the padding_mode {shorten_value(padding)}")
     settings = [
         Setting("inference.patch_shape", patch, "the bundle's roi_size, in the order Z, Y, X"),

@@ -106,6 +106,8 @@ class Config:
             return []
         value = self._follow(value, key)
         if isinstance(value, dict) and _class_name(value) == "Compose":
+            if _is_disabled(self._follow(value.get("_disabled_", False), key)):
+                return []
             value = self._follow(value.get("transforms", []), f"{key}.transforms")
         if not isinstance(value, list):
             raise ModelContractError(
@@ -119,7 +121,7 @@ class Config:
             if isinstance(followed, dict) and _class_name(followed) in without_effect:
                 continue  # its arguments may be expressions, which do not matter
             made.append(self._component(followed, place))
-        return [each for each in made if not each.arguments.pop("_disabled_", False)]
+        return [each for each in made if not _is_disabled(each.arguments.pop("_disabled_", False))]
 
     def _component(self, value: object, place: str) -> Component:
         value = self._follow(value, place)
@@ -192,6 +194,11 @@ class Config:
                     f"{self.file}: {place} refers to {shorten_text(reference)}, which is not there"
                 )
         return found
+
+
+def _is_disabled(value: object) -> bool:
+    """Whether ``_disabled_`` says so; MONAI takes a text for what it means."""
+    return value.strip().lower() == "true" if isinstance(value, str) else bool(value)
 
 
 def _class_name(value: Json) -> str | None:

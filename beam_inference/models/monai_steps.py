@@ -66,9 +66,12 @@ def prepare(config: Config, channels: int) -> Preparation:
     names = []
     for transform in config.transforms("preprocessing", NOT_OF_VALUES):
         names.append(transform.name)
+        _find_key(transform, "image")
         if transform.name in ("Orientationd", "Orientation"):
             orientation = str(transform.arguments.get("axcodes"))
         elif transform.name in ("Spacingd", "Spacing"):
+            if voxel_size is not None:
+                raise transform.refuse("follows another one")
             voxel_size = _voxel_size(transform)
         else:
             steps += _intensity_steps(transform, channels)
@@ -141,6 +144,8 @@ def _percentiles(transform: Component, channels: int) -> list[Json]:
     _check_channels(transform, channels)
     low = _number(transform, "lower") / 100
     high = _number(transform, "upper") / 100
+    if not 0 <= low < high <= 1:
+        raise transform.refuse(f"has the percentiles {100 * low:g} and {100 * high:g}")
     return [_rescale(low, high), *_onto(transform, 1.0, 0.0)]
 
 
@@ -206,34 +211,53 @@ def finish(config: Config) -> list[Json]:
                 f"is none of the transforms that are known here: "
                 f"{', '.join(f'{name}d' for name in _AFTER)}"
             )
+        _find_key(transform, "pred")
         if operators and operators[-1]["operator"] in ("argmax", "threshold"):
             raise transform.refuse("follows one that makes labels")
         operators += make(transform)
     return operators
 
 
-def _first(transform: Component, name: str) -> Any:
-    """An argument, or its value for the first of several keys."""
+def _find_key(transform: Component, key: str) -> int:
+    """The place of a key of MONAI's evaluators among those that a transform changes.
+
+    Raises:
+        ModelContractError: it changes others alone, such as labels.
+    """
+    keys = transform.arguments.get("keys", key)
+    names = keys if isinstance(keys, list) else [keys]
+    if key not in names:
+        raise transform.refuse(f"changes {shorten_value(keys)}, where {key} is expected")
+    return names.index(key)
+
+
+def _of_result(transform: Component, name: str) -> Any:
+    """An argument, or its value for the network's result among several keys."""
     value = transform.arguments.get(name)
-    return value[0] if isinstance(value, list) and value else value
+    if not isinstance(value, list):
+        return value
+    place = _find_key(transform, "pred")
+    if place >= len(value):
+        raise transform.refuse(f"has {name}: {shorten_value(value)}, not one for each key")
+    return value[place]
 
 
 def _activations(transform: Component) -> list[Json]:
     transform.check_arguments(_KEYS | {"softmax": ..., "sigmoid": ..., "other": None})
-    named = [name for name in ("sigmoid", "softmax") if _first(transform, name)]
+    named = [name for name in ("sigmoid", "softmax") if _of_result(transform, name)]
     return [{"operator": name} for name in named]
 
 
 def _discrete(transform: Component) -> list[Json]:
     known = {"argmax": ..., "threshold": ..., "to_onehot": ..., "rounding": None}
     transform.check_arguments(_KEYS | known)
-    if _first(transform, "to_onehot"):
+    if _of_result(transform, "to_onehot"):
         raise transform.refuse("makes a channel of each label")
     operators: list[Json] = []
-    if _first(transform, "argmax"):
+    if _of_result(transform, "argmax"):
         operators.append({"operator": "argmax"})
-    if _first(transform, "threshold") is not None:
-        at = _first(transform, "threshold")
+    if _of_result(transform, "threshold") is not None:
+        at = _of_result(transform, "threshold")
         if operators or not isinstance(at, int | float):
             raise transform.refuse(f"has argmax and a threshold, {shorten_value(at)}")
         operators.append({"operator": "threshold", "at": float(at)})

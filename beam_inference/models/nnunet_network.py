@@ -47,6 +47,9 @@ _LAYERS = frozenset(
 
 _MOST_STAGES = 16
 _MOST_CHANNELS = 1 << 14
+_MOST_LAYERS = 64
+_COUNTS = ("n_conv_per_stage", "n_blocks_per_stage", "n_conv_per_stage_decoder")
+"""Arguments that say how many layers a stage has."""
 
 _OWN_TRAINERS = (
     r"(?:DA5|DA5ord0|DA5Segord0|DA5_10epochs|NoDA|_DASegOrd0|_DASegOrd0_NoMirroring|_noDummy2DDA|"
@@ -182,7 +185,7 @@ def _read_checkpoint(file: Traversable) -> Checkpoint:
         or not isinstance(trainer, str)
         or not isinstance(weights, Mapping)
         or not isinstance(axes, list | tuple)
-        or not set(axes) <= {0, 1, 2}
+        or not all(axis in (0, 1, 2) for axis in axes)
     ):
         raise ModelContractError(
             f"{file} is no checkpoint of nnU-Net v2: expected network_weights, trainer_name, "
@@ -258,6 +261,11 @@ def _arguments(architecture: Architecture, source: Traversable) -> Json:
         raise ModelContractError(
             f"{source}: n_stages must be a number up to {_MOST_STAGES}, found "
             f"{shorten_value(stages)}"
+        )
+    counts = _numbers([arguments.get(name) for name in _COUNTS])
+    if any(count > _MOST_LAYERS for count in counts):
+        raise ModelContractError(
+            f"{source}: a stage has {max(counts):g} layers; up to {_MOST_LAYERS} are expected"
         )
     for value in _numbers(arguments):
         if abs(value) > _MOST_CHANNELS:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Annotated, Any
 
-from pydantic import Field, FiniteFloat, PositiveFloat
+from pydantic import Field, FiniteFloat
 
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
@@ -19,6 +19,7 @@ from beam_inference.foreign_text import shorten_value
 from beam_inference.models.package_files import (
     AnyForeign,
     ForeignModel,
+    Length,
     list_folders,
     parse_foreign,
     read_json,
@@ -89,7 +90,7 @@ class Configuration(ForeignModel):
     """
 
     patch_size: Annotated[list[Size], Field(min_length=2, max_length=3)]
-    spacing: Annotated[list[PositiveFloat], Field(min_length=2, max_length=3)]
+    spacing: Annotated[list[Length], Field(min_length=2, max_length=3)]
     normalization_schemes: list[str]
     use_mask_for_norm: list[bool]
     preprocessor_name: str = "DefaultPreprocessor"
@@ -253,6 +254,10 @@ def select_configuration(plans: Plans, name: str, source: Traversable) -> Config
         own = plans.configurations[following]
         merged = {**own, **merged}
         following = own.get("inherits_from")
+        if following is not None and not isinstance(following, str):
+            raise ModelContractError(
+                f"{source}: inherits_from is {shorten_value(following)}; expected a name"
+            )
     if "architecture" not in merged:
         merged["architecture"] = _former_architecture(merged, source)
     return parse_foreign(merged, Configuration, source, "nnU-Net")
@@ -277,12 +282,15 @@ def _former_architecture(configuration: Json, source: Traversable) -> Json:
     values = {key: configuration[key] for key in _FORMER_KEYS}
     stages = values["n_conv_per_stage_encoder"]
     widths = [values["UNet_base_num_features"], values["unet_max_num_features"]]
-    if not isinstance(stages, list) or not all(isinstance(width, int) for width in widths):
+    patch = configuration.get("patch_size")
+    are_whole = all(isinstance(width, int) for width in widths)
+    if not isinstance(stages, list) or not isinstance(patch, list) or not are_whole:
         raise ModelContractError(
-            f"{source}: n_conv_per_stage_encoder must be a list, and the numbers of features whole"
+            f"{source}: n_conv_per_stage_encoder and patch_size must be lists, and the numbers of "
+            "features whole"
         )
     first, most = widths
-    dims = len(configuration.get("patch_size", ()))
+    dims = len(patch)
     name = values["UNet_class_name"]
     of_stage = "n_conv_per_stage" if name == "PlainConvUNet" else "n_blocks_per_stage"
     return {

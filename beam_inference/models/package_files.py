@@ -6,19 +6,19 @@ import hashlib
 import io
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from beam_inference.config.fields import Json
 from beam_inference.config.json_text import parse_json
-from beam_inference.config.yaml_text import parse_yaml
+from beam_inference.config.yaml_text import DEEPEST, parse_yaml
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.foreign_text import shorten_text, shorten_value
 from beam_inference.models.archive import ZIP_ERRORS
@@ -27,6 +27,9 @@ _LARGEST_TEXT = 1 << 24
 """Bytes of a package's largest JSON file. nnU-Net's plans have some ten thousand."""
 
 _LARGEST_ARRAY = 1 << 30
+
+Length = Annotated[FiniteFloat, Field(gt=0)]
+"""Of a voxel's edge, in whatever unit."""
 
 
 class ForeignModel(BaseModel):
@@ -85,6 +88,7 @@ def read_json(file: Traversable) -> Json:
         values = parse_json(_read_text(file))
     except ValueError as error:
         raise ModelContractError(f"{file} is no JSON: {error}") from None
+    _check_depth(values, file)
     return _as_mapping(values, file, "JSON object")
 
 
@@ -97,6 +101,20 @@ def _read_text(file: Traversable) -> bytes:
     if len(text) > _LARGEST_TEXT:
         raise ModelContractError(f"{file} is larger than {_LARGEST_TEXT:,} bytes")
     return text
+
+
+def _check_depth(values: object, file: Traversable) -> None:
+    level = [values]
+    for _ in range(DEEPEST):
+        level = [inner for value in level for inner in _inner_values(value)]
+    if level:
+        raise ModelContractError(f"{file}: values lie inside values on more than {DEEPEST} levels")
+
+
+def _inner_values(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _as_mapping(values: Any, file: Traversable, expected: str) -> Json:
@@ -150,7 +168,8 @@ def read_array(file: Traversable) -> NDArray[Any]:
         if len(content) > _LARGEST_ARRAY:
             raise ModelContractError(f"{file} is larger than {_LARGEST_ARRAY:,} bytes")
         array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    except (OSError, *ZIP_ERRORS) as error:
+    # its header may promise more than there is memory, whatever follows
+    except (OSError, MemoryError, *ZIP_ERRORS) as error:
         raise ModelContractError(f"{file} is no array of NumPy: {error}") from None
     return array
 

@@ -134,6 +134,10 @@ def check_tensors(state: Mapping[str, object], source: str) -> None:
         ModelContractError: one is sparse, nested, quantised or no tensor.
     """
     for key, value in state.items():
+        if not isinstance(key, str):
+            raise ModelContractError(
+                f"the weights {source} have the key {shorten_value(key)}: expected names"
+            )
         fault = tensor_fault(value)
         if fault:
             raise ModelContractError(

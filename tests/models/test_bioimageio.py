@@ -324,7 +324,7 @@ def test_postprocessing(operations, activation, operators, dtype, tmp_path):
     [
         (op("scale_mean_variance", reference_tensor="raw"), "scale_mean_variance of the output"),
         (op("stardist_postprocessing"), "stardist_postprocessing of the output is none of"),
-        (op("binarize", threshold=[0.1, 0.2], axis="channel"), "a threshold of its own"),
+        (op("binarize", threshold=[0.1, 0.2], axis="channel"), "other than one threshold"),
         (op("softmax", axis="x"), "goes along the axis x"),
         (op("clip", min_percentile=1), "takes percentiles of the result"),
         (op("zero_mean_unit_variance"), "zero_mean_unit_variance of the output is none of"),

@@ -29,7 +29,8 @@ def bundle(tmp_path, *transforms, after=(), **changes):
 
 def transform(name, **arguments):
     """A transform of a configuration."""
-    return {"_target_": name, "keys": "image", **arguments}
+    key = "pred" if name in ("Activationsd", "AsDiscreted") else "image"
+    return {"_target_": name, "keys": key, **arguments}
 
 
 def test_the_settings_of_a_segmentation(tmp_path):
