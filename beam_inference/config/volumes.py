@@ -93,6 +93,10 @@ MaskValues = Annotated[
 """One or several values of a mask."""
 
 
+_LARGEST_STORED = 2**64
+"""No integer of a volume is as large."""
+
+
 class Mask(Model):
     """Where a volume is kept: where another one is not zero, or has the values asked for."""
 
@@ -119,6 +123,9 @@ class Mask(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        values = (self.above, self.below, *(self.equals or ()))
+        if any(isinstance(value, int) and abs(value) > _LARGEST_STORED for value in values):
+            raise ValueError("above, below and equals must be numbers that a volume can hold")
         if self.equals is not None and (self.above is not None or self.below is not None):
             raise ValueError(
                 "equals lists the values that are kept, above and below a range of them: remove one"

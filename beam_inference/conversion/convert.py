@@ -25,7 +25,7 @@ from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
-from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.kvstores import LOCAL, is_within, place_of_url, url_of
 
 ConversionPlan: TypeAlias = BlockConversion | FileConversion
 
@@ -115,6 +115,8 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
         check_url(url)
     if not set(options.drop) <= _DROPPABLE:
         raise ConfigError(f"--drop {','.join(options.drop)}: expected offset, voxel-size, or both")
+    if like is not None:
+        _check_stays(like, target, options.storage)
     volume = find_source(source, options.dataset, options.scale, options.storage)
     gives_labels = False
     if options.resampling is not None:
@@ -138,6 +140,16 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
     raise ConfigError(
         f"--format {format}: expected one of {', '.join((*block_formats, *FILE_FORMATS))}"
     )
+
+
+def _check_stays(like: str, target: str, storage: Storage) -> None:
+    """Refuse a target that is what ``--like`` names, or holds it. Raises ConfigError."""
+    like_place, place = (place_of_url(url_of(path), storage) for path in (like, target))
+    if is_within(like_place, place):
+        raise ConfigError(
+            f"{target} is, or holds, the volume that --like names, which is to stay: choose "
+            "another place"
+        )
 
 
 def _default_format(target: str) -> str:

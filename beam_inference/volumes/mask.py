@@ -5,6 +5,7 @@ That volume is read piece by piece, in bounded memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -16,6 +17,7 @@ from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Mask as MaskConfig
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.foreign_text import shorten_value
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.limits import MASK_CACHE_BYTES
@@ -222,10 +224,30 @@ def _check_values(key: str, kept: KeptValues, volume: Volume) -> None:
                 f"{volume.dtype}: nothing would equal it. Write one of its values, or above and "
                 "below."
             )
+    low, high = _limits(volume.dtype)
+    if kept.above is not None and kept.above >= high:
+        raise ConfigError(
+            f"{key}.above: {shorten_value(kept.above)}: no value of {volume.url}, which has "
+            f"{volume.dtype}, is above that. Write a value below {high}."
+        )
+    if kept.below is not None and kept.below <= low:
+        raise ConfigError(
+            f"{key}.below: {shorten_value(kept.below)}: no value of {volume.url}, which has "
+            f"{volume.dtype}, is below that. Write a value above {low}."
+        )
 
 
 def _is_value(value: float, dtype: AnyDtype) -> bool:
     if dtype.kind == "f":
         return True
-    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    low, high = _limits(dtype)
     return isinstance(value, int) and low <= value <= high
+
+
+def _limits(dtype: AnyDtype) -> tuple[float, float]:
+    """The smallest and the largest value of a dtype; infinite ones count."""
+    if dtype.kind == "f":
+        return (-math.inf, math.inf)
+    if dtype.kind == "b":
+        return (0, 1)
+    return (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))

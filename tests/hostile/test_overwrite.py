@@ -238,3 +238,12 @@ def test_folders_of_slices_that_hold_more(source, tmp_path, capsys):
     words = ["convert", source, f"{tmp_path}/s", "--format=png", "--overwrite"]
     assert main(words) == 2
     assert "is a folder that holds folder.png" in capsys.readouterr().err
+
+
+def test_the_volume_that_a_resampled_one_is_like_is_not_replaced(tmp_path, capsys):
+    write_volume(tmp_path / "coarse", SMALL[::2], voxel_size_nm=(20.0, 10.0, 10.0))
+    write_volume(tmp_path / "in", SMALL)
+    words = ["resample", f"{tmp_path}/coarse", f"{tmp_path}/in", "--like", f"{tmp_path}/in"]
+    assert main([*words, "--overwrite"]) == 2
+    assert "is to stay" in capsys.readouterr().err
+    np.testing.assert_array_equal(read_volume(tmp_path / "in")[0], SMALL)

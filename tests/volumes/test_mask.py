@@ -454,6 +454,8 @@ def test_large_labels_are_told_apart():
         ({"equals": []}, "at least 1 item"),
         ({"equals": "seven"}, "equals"),
         ({"above": [1, 2]}, "above"),
+        ({"above": 10**400}, "numbers that a volume can hold"),
+        ({"equals": [1, -(10**30)]}, "numbers that a volume can hold"),
     ],
 )
 def test_what_contradicts_itself_is_refused(tmp_path, rule, message):
@@ -467,6 +469,15 @@ def test_a_value_that_the_mask_cannot_have_is_refused(tmp_path, value):
     write_volume(tmp_path / "in", INPUT)
     mask = {"path": mask_volume(tmp_path), "equals": [7, value]}
     with pytest.raises(ConfigError, match=rf"mask.equals: {value} is not a value of .* uint8"):
+        launched(tmp_path, "out", tmp_path / "in", mask, model=MODEL)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("rule", [{"above": 255}, {"above": 999, "inverse": True}, {"below": 0}])
+def test_a_range_that_no_value_of_the_mask_is_in_is_refused(tmp_path, rule):
+    write_volume(tmp_path / "in", INPUT)
+    mask = {"path": mask_volume(tmp_path), **rule}
+    with pytest.raises(ConfigError, match=r"no value of .*, which has uint8, is"):
         launched(tmp_path, "out", tmp_path / "in", mask, model=MODEL)
     assert not (tmp_path / "out").exists()
 
