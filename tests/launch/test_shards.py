@@ -135,8 +135,15 @@ def test_a_shard_whose_time_is_over_ends_with_75(path, tmp_path, capsys):
     ],
 )
 def test_signals_end_a_launch_before_its_pipeline(path, tmp_path, number, flags, code):
+    # The signal may reach another thread first, and its handler run later than kill() returns.
     network = tmp_path / "network.py"
-    network.write_text(f"import os\ndef make():\n    os.kill(os.getpid(), {int(number)})\n")
+    network.write_text(
+        "import os, time\n"
+        "def make():\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
+        "    for _ in range(600):\n"
+        "        time.sleep(0.1)\n"
+    )
     assert main(["run", path(model={"path": f"{network}:make"}), *flags]) == code
 
 
