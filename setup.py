@@ -49,6 +49,7 @@ setup(
         "nnunet": ["dynamic-network-architectures>=0.4"],
         "segmentation": ["connected-components-3d>=4.1", "numba>=0.61"],
         "formats": [
+            "brotli>=1.1",
             "h5py>=3.11",
             "mrcfile>=1.5",
             "nibabel>=5.2",
@@ -62,6 +63,7 @@ setup(
         "view": ["neuroglancer>=2.40"],
         "fuzz": ["atheris>=3.0"],  # for make fuzz alone: the package never imports it
         "dev": [
+            "brotli>=1.1",
             "cloud-volume>=12.0",
             "flask>=3.0",  # with flask-cors, what moto's server runs on
             "flask-cors>=5.0",

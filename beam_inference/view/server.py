@@ -22,9 +22,15 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import ConfigError
 from beam_inference.job.state import STATE_FOLDER
 from beam_inference.view.multiscale import with_draft_version
+from beam_inference.volumes.packed_blocks import UNPACKERS, unpacking_errors
 
 StateAt = Callable[[str], Json]
 """Function from BASE to a state as JSON values, in which folder NAME is at ``BASE/NAME``."""
+
+_LARGEST_BLOCK = 1 << 28
+"""Bytes that a packed block may unpack to."""
+
+_UNPACKED_HERE = UNPACKERS.keys() - {".gz"}
 
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
@@ -157,8 +163,19 @@ class _Client(tornado.web.StaticFileHandler):
     """The files of Neuroglancer's client, whose names change with their content."""
 
 
+def _unpack(file: Path) -> bytes:
+    try:
+        return UNPACKERS[file.suffix](file.read_bytes(), _LARGEST_BLOCK)
+    except unpacking_errors():
+        raise tornado.web.HTTPError(500, f"{file} cannot be unpacked") from None
+
+
 class _Volume(tornado.web.StaticFileHandler):
-    """Serve files of a volume, or byte ranges; blocks kept as ``.gz`` are sent compressed."""
+    """Serve files of a volume, or byte ranges; packed blocks as a viewer reads them.
+
+    Those kept as ``.gz`` are sent as they are, others are unpacked here: browsers that take them
+    do so over HTTPS alone.
+    """
 
     def set_default_headers(self) -> None:
         self.set_header("Access-Control-Allow-Origin", "*")
@@ -177,27 +194,32 @@ class _Volume(tornado.web.StaticFileHandler):
 
     async def get(self, path: str, include_body: bool = True) -> None:
         """Also of a group of arrays what older clients understand."""
+        self.path = self.parse_url_path(path)
+        self.absolute_path = self.validate_absolute_path(
+            self.root, self.get_absolute_path(self.root, self.path)
+        )
+        file = Path(self.absolute_path)
         if Path(path).name == "zarr.json":
-            self.path = self.parse_url_path(path)
-            self.absolute_path = self.validate_absolute_path(
-                self.root, self.get_absolute_path(self.root, self.path)
-            )
             self.set_header("Content-Type", "application/json")
-            self.finish(with_draft_version(Path(self.absolute_path).read_bytes()))
+            self.finish(with_draft_version(file.read_bytes()))
+        elif file.suffix in _UNPACKED_HERE and file.suffix != Path(path).suffix:
+            self.set_header("Content-Type", "application/octet-stream")
+            self.finish(_unpack(file))
         else:
             await super().get(path, include_body)
 
     def validate_absolute_path(self, root: str, absolute_path: str) -> str:
         """The file to send; 404 for whatever is not a regular file of the volume."""
         requested = Path(absolute_path)
-        for path in (requested, requested.with_name(f"{requested.name}.gz")):
+        packed = (requested.with_name(f"{requested.name}{suffix}") for suffix in UNPACKERS)
+        for path in (requested, *packed):
             try:
                 real = path.resolve(strict=True)
                 within = real.relative_to(Path(root).resolve())
             except (OSError, ValueError, RuntimeError):
                 continue
             if real.is_file() and STATE_FOLDER not in within.parts:
-                if path is not requested:
+                if path is not requested and path.suffix == ".gz":
                     self.set_header("Content-Encoding", "gzip")
                     # of decoded bytes, which are not at hand
                     self.request.headers.pop("Range", None)

@@ -29,7 +29,7 @@ IsBlock = Callable[[str], bool]
 """Says whether a path in the folder of the blocks is that of a block."""
 
 
-def check_block_names(name: str, stored: Json) -> None:
+def check_block_names(name: str, stored: Json, suffixes: Sequence[str] = ()) -> None:
     """Refuse a local volume whose files are not the blocks that its metadata speak of.
 
     One file that is a block is enough; a volume without blocks is warned of.
@@ -37,6 +37,7 @@ def check_block_names(name: str, stored: Json) -> None:
     Args:
         name: the volume's name in messages.
         stored: TensorStore's spec of the stored array.
+        suffixes: what the names of its blocks may end with, beyond what the metadata imply.
 
     Raises:
         VolumeError: there are files with names of blocks, and none is a block's.
@@ -54,11 +55,13 @@ def check_block_names(name: str, stored: Json) -> None:
     if is_block is None:
         return
     other = None
-    for path in _files_below(folder):
+    for file in _files_below(folder):
+        suffix = next((each for each in suffixes if file.endswith(each)), "")
+        path = file.removesuffix(suffix)
         if is_block(path):
             return
         if other is None and _LIKE_BLOCKS.fullmatch(path):
-            other = path
+            other = file
     if other is not None:
         raise VolumeError(
             f"{name} holds files of blocks, such as {other}, and none has a name that its metadata "

@@ -42,6 +42,7 @@ from beam_inference.volumes.kvstores import (
     with_settings,
 )
 from beam_inference.volumes.ome_zarr import GroupScale
+from beam_inference.volumes.packed_blocks import UNPACKERS, PackedVolume, open_packed
 from beam_inference.volumes.volume import Volume, extents
 from beam_inference.volumes.zarr2_records import check_records
 
@@ -124,8 +125,9 @@ def open_source(
         volume = _take_channels(volume, source.channel)
     _check_scale_key(volume)
     if check_blocks:
-        _refuse_compressed_blocks(volume)
-        check_block_names(name, volume.stored_spec)
+        volume = _open_packed_blocks(volume, cache_bytes)
+        suffixes = tuple(UNPACKERS) if isinstance(volume, PackedVolume) else ()
+        check_block_names(name, volume.stored_spec, suffixes)
     return volume
 
 
@@ -336,25 +338,33 @@ def _check_scale_key(volume: Volume) -> None:
         )
 
 
-def _refuse_compressed_blocks(volume: Volume) -> None:
-    """Refuse precomputed volumes whose block files have other names, or are not there."""
+def _open_packed_blocks(volume: Volume, cache_bytes: int) -> Volume:
+    """Read block files that cloud-volume has packed; refuse those of other names, or of none.
+
+    Returns:
+        The volume, if TensorStore finds its blocks; else one that unpacks them.
+    """
     scale = volume.precomputed_scale
     if scale is None:
-        return
+        return volume
     kvstore = volume.kvstore.spec().to_json()
-    if kvstore["driver"] == "file":
+    is_local = kvstore["driver"] == "file"
+    if is_local:
         name = _local_block_of_other_name(volume, scale, kvstore)
     else:
         name = _remote_block_of_other_name(volume, scale)
+    suffix = None if name is None else unread_suffix(name)
+    if is_local and suffix in UNPACKERS and not scale.get("sharding"):
+        return open_packed(volume, Path(kvstore["path"]), suffix, cache_bytes)
     if name is not None:
-        suffix = unread_suffix(name)
         raise VolumeError(
-            f"{volume.url}/{scale['key']} holds compressed block files such as {name} (as "
-            f"cloud-volume writes them). TensorStore looks for names without {suffix} and would "
-            "read every voxel as zero. Decompress them in place (gunzip -r for .gz, unxz for .xz, "
-            "unzstd for .zstd, brotli -d for .br, and take the suffix from the names), or serve "
-            "the folder over HTTP with Content-Encoding set."
+            f"{volume.url}/{scale['key']} holds compressed block files such as {name}. TensorStore "
+            f"looks for names without {suffix} and would read every voxel as zero. Unpacked on the "
+            f"fly are blocks of local volumes that are not sharded, with {', '.join(UNPACKERS)}. "
+            "Decompress others in place (and take the suffix from the names), copy the volume to "
+            "a local folder, or serve it over HTTP with Content-Encoding set."
         )
+    return volume
 
 
 def _local_block_of_other_name(volume: Volume, scale: Json, kvstore: Json) -> str | None:

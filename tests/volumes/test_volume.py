@@ -152,7 +152,7 @@ def test_what_cannot_be_written_is_the_workers_fault(tmp_path):
         volume.write(BoundingBox((0, 0, 0), (8, 16, 16)), ARRAY[:1, :8, :16, :16])
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".br", ".zstd", ".xz", ".bz2"])
+@pytest.mark.parametrize("suffix", [".bz2", ".lzma", ".zst"])
 def test_compressed_block_files_are_refused_instead_of_read_as_zeros(tmp_path, suffix):
     url = write_volume(tmp_path / "v", ARRAY[0])
     for block in [p for p in (tmp_path / "v").rglob("*-*_*") if p.is_file()]:
@@ -295,6 +295,6 @@ def test_tensorstores_own_urls_and_specs_are_checked_too(tmp_path):
     url = write_volume(tmp_path / "v", ARRAY)
     assert open_volume(f"{url}|neuroglancer-precomputed:").channels == 2
     for block in [p for p in (tmp_path / "v").rglob("*-*_*") if p.is_file()]:
-        block.rename(block.with_name(block.name + ".gz"))
+        block.rename(block.with_name(block.name + ".bz2"))
     with pytest.raises(VolumeError, match="would read every voxel as zero"):
         open_source(VolumeSource(spec={"driver": "neuroglancer_precomputed", "kvstore": f"{url}/"}))

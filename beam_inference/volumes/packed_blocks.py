@@ -1,0 +1,321 @@
+"""Blocks of precomputed volumes that cloud-volume has packed: ``0-64_0-64_0-64.gz`` and the like.
+
+TensorStore looks for the names without a suffix. A volume with such blocks is read through a
+virtual TensorStore, whose reads take one block each: its file is unpacked, then decoded.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import stat
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from beam_inference.arrays import AnyArray, AnyDtype
+from beam_inference.config.fields import Json
+from beam_inference.errors import VolumeError
+from beam_inference.foreign_text import describe_error
+from beam_inference.volumes.volume import TensorStore, Volume
+
+_HEADERS = 1 << 16
+"""Bytes that a packed or encoded block may have beyond twice its voxels."""
+
+Unpack = Callable[[bytes, int], bytes]
+"""Unpacks bytes to at most so many; raises ValueError if there are more, or they are damaged."""
+
+
+def _unpack_gzip(packed: bytes, most: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while packed:
+        member = zlib.decompressobj(wbits=31)
+        part = member.decompress(packed, most - size + 1)
+        size += len(part)
+        parts.append(part)
+        _check_end(size, most, is_whole=member.eof)
+        packed = member.unused_data
+    return b"".join(parts)
+
+
+def _unpack_xz(packed: bytes, most: int) -> bytes:
+    member = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=most + (1 << 28))
+    content = member.decompress(packed, most + 1)
+    _check_end(len(content), most, is_whole=member.eof and not member.unused_data)
+    return content
+
+
+def _unpack_zstd(packed: bytes, most: int) -> bytes:
+    import zstandard
+
+    member = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(packed)
+    content = member.read(most + 1)
+    _check_end(len(content), most, is_whole=not member.read(1))
+    return content
+
+
+def _unpack_brotli(packed: bytes, most: int) -> bytes:
+    import brotli
+
+    member = brotli.Decompressor()
+    content: bytes = member.process(packed, output_buffer_limit=most + 1)
+    _check_end(len(content), most, is_whole=member.is_finished())
+    return content
+
+
+def _check_end(size: int, most: int, *, is_whole: bool) -> None:
+    if size > most:
+        raise ValueError(f"it unpacks to more than {most:,} bytes, the most that a block has")
+    if not is_whole:
+        raise ValueError("it ends too early")
+
+
+UNPACKERS: dict[str, Unpack] = {
+    ".gz": _unpack_gzip,
+    ".br": _unpack_brotli,
+    ".zstd": _unpack_zstd,
+    ".xz": _unpack_xz,
+}
+"""What unpacks a block file, by its suffix."""
+
+_PACKAGES = {".br": "brotli", ".zstd": "zstandard"}
+"""Packages that are not Python's own, by the suffix of the blocks that they unpack."""
+
+
+@dataclass(frozen=True)
+class PackedVolume(Volume):
+    """A volume whose block files are packed.
+
+    Attributes:
+        stored: what TensorStore says of the volume; it finds none of the blocks.
+    """
+
+    stored: TensorStore | None = None
+
+    @cached_property
+    def stored_spec(self) -> Json:
+        """TensorStore's spec of the stored array, as if nothing were packed."""
+        return self._as_stored.stored_spec
+
+    @property
+    def encoding(self) -> str | None:
+        """Encoding of blocks, once they are unpacked."""
+        return self._as_stored.encoding
+
+    @property
+    def kvstore(self) -> ts.KvStore:
+        """The key-value store that the packed blocks lie in."""
+        return self._as_stored.kvstore
+
+    @cached_property
+    def _as_stored(self) -> Volume:
+        assert self.stored is not None, "open_packed names it"
+        values = {each.name: getattr(self, each.name) for each in fields(Volume)}
+        return Volume(**values | {"store": self.stored})
+
+
+def open_packed(volume: Volume, folder: Path, suffix: str, cache_bytes: int) -> PackedVolume:
+    """Open a volume with packed blocks, of which TensorStore reads none.
+
+    Args:
+        volume: as TensorStore opens it.
+        folder: where its scales lie.
+        suffix: of its block files.
+        cache_bytes: unpacked blocks that are kept for whoever reads them next.
+
+    Raises:
+        VolumeError: its metadata are not those of a precomputed volume without shards, or the
+            package that unpacks its blocks is absent.
+    """
+    package = _PACKAGES.get(suffix)
+    if package is not None and find_spec(package) is None:
+        raise VolumeError(
+            f"{volume.url} has blocks packed as {suffix}, which need the package {package}: pip "
+            "install 'beam-inference[formats]', here and on the workers"
+        )
+    scale = volume.precomputed_scale
+    transform = volume.store.spec().transform
+    if scale is None or scale.get("sharding") or transform is None:
+        raise VolumeError(f"{volume.url} is no precomputed volume of single blocks")
+    blocks = _Blocks.of(volume, folder, scale)
+    start = [*scale["voxel_offset"], 0]
+    virtual = ts.virtual_chunked(
+        blocks.read,
+        dtype=ts.dtype(volume.stored_dtype),
+        domain=ts.IndexDomain(
+            inclusive_min=start,
+            shape=[*scale["size"], blocks.channels],
+            labels=["x", "y", "z", "channel"],
+        ),
+        chunk_layout=ts.ChunkLayout(
+            grid_origin=start, read_chunk_shape=[*blocks.shape, blocks.channels]
+        ),
+        context=ts.Context({"cache_pool": {"total_bytes_limit": cache_bytes}}),
+    )
+    values = {each.name: getattr(volume, each.name) for each in fields(Volume)}
+    return PackedVolume(**values | {"store": virtual[transform], "stored": volume.store})
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """The block files of one scale; axes X, Y, Z, as the format has them.
+
+    Attributes:
+        folder: where the block files lie.
+        start: first voxel of the scale.
+        stop: the voxel after its last.
+        shape: of a block.
+        channels: number of channels.
+        dtype: of the voxels.
+        metadata: ``info`` with this scale alone; to decode what is not raw.
+    """
+
+    folder: Path
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    shape: tuple[int, ...]
+    channels: int
+    dtype: AnyDtype
+    metadata: Json
+
+    @classmethod
+    def of(cls, volume: Volume, folder: Path, scale: Json) -> _Blocks:
+        multiscale = volume.stored_spec["multiscale_metadata"]
+        start = tuple(scale["voxel_offset"])
+        return cls(
+            folder=folder / str(scale["key"]),
+            start=start,
+            stop=tuple(a + n for a, n in zip(start, scale["size"], strict=True)),
+            shape=tuple(scale["chunk_size"]),
+            channels=int(multiscale["num_channels"]),
+            dtype=np.dtype(volume.stored_dtype),
+            metadata={"multiscale_metadata": multiscale, "scale_metadata": scale},
+        )
+
+    def read(self, domain: ts.IndexDomain, array: AnyArray, _: Any) -> None:
+        """Fill an array with the voxels of a part of one block, as TensorStore asks for it.
+
+        Raises:
+            ValueError: the block's file is damaged.
+        """
+        first = domain.inclusive_min[:3]
+        begin = tuple(
+            start + (at - start) // size * size
+            for at, start, size in zip(first, self.start, self.shape, strict=True)
+        )
+        end = tuple(
+            min(at + size, stop)
+            for at, size, stop in zip(begin, self.shape, self.stop, strict=True)
+        )
+        name = "_".join(f"{a}-{b}" for a, b in zip(begin, end, strict=True))
+        file = self._find(name)
+        if file is None:
+            array[...] = 0
+            return
+        shape = (*(b - a for a, b in zip(begin, end, strict=True)), self.channels)
+        try:
+            content = self._unpack(file, shape)
+            if self._is_raw:
+                voxels = self._as_voxels(content, shape)
+            else:
+                voxels = self._decode(content, name, begin, end)
+        except unpacking_errors() as error:
+            raise ValueError(
+                f"{file} is damaged: {describe_error(error)}. Copy that file again."
+            ) from None
+        part = tuple(
+            slice(a - b, a - b + n) for a, b, n in zip(first, begin, domain.shape[:3], strict=True)
+        )
+        array[...] = voxels[part][..., domain.inclusive_min[3] : domain.exclusive_max[3]]
+
+    def _find(self, name: str) -> Path | None:
+        """The file of a block; None if there is none."""
+        files = []
+        for suffix in ("", *UNPACKERS):
+            path = self.folder / f"{name}{suffix}"
+            try:
+                mode = os.stat(path).st_mode
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISREG(mode):
+                raise ValueError(f"{path} is a folder or the like, where the file of a block is")
+            files.append(path)
+        if len(files) > 1:
+            names = ", ".join(path.name for path in files)
+            raise ValueError(
+                f"{self.folder} has several files of one block: {names}. Remove those that are old."
+            )
+        return files[0] if files else None
+
+    def _unpack(self, file: Path, shape: tuple[int, ...]) -> bytes:
+        size = int(np.prod(shape)) * self.dtype.itemsize
+        most = size if self._is_raw else 2 * size + _HEADERS
+        with file.open("rb") as opened:
+            packed = opened.read(2 * most + _HEADERS + 1)
+        if len(packed) > 2 * most + _HEADERS:
+            raise ValueError(f"it is larger than a block of {size:,} bytes can be")
+        unpack = UNPACKERS.get(file.suffix)
+        return packed if unpack is None else unpack(packed, most)
+
+    @property
+    def _is_raw(self) -> bool:
+        return bool(self.metadata["scale_metadata"]["encoding"] == "raw")
+
+    def _as_voxels(self, content: bytes, shape: tuple[int, ...]) -> AnyArray:
+        size = int(np.prod(shape)) * self.dtype.itemsize
+        if len(content) != size:
+            raise ValueError(f"it holds {len(content):,} bytes, expected {size:,}")
+        voxels = np.frombuffer(content, self.dtype.newbyteorder("<"))
+        return voxels.reshape(shape, order="F")
+
+    def _decode(
+        self, content: bytes, name: str, begin: tuple[int, ...], end: tuple[int, ...]
+    ) -> AnyArray:
+        """Decode a block by a volume of it alone, in memory."""
+        scale = self.metadata["scale_metadata"]
+        spec = {
+            "driver": "neuroglancer_precomputed",
+            "kvstore": {"driver": "memory"},
+            "dtype": self.dtype.name,
+            **self.metadata,
+            "scale_metadata": {
+                **scale,
+                "voxel_offset": begin,
+                "size": [b - a for a, b in zip(begin, end, strict=True)],
+            },
+        }
+        # This is called on one of TensorStore's few threads: waiting there for another of them
+        # would wait for ever.
+        context = ts.Context({"data_copy_concurrency": {"limit": 1}})
+        store = ts.open(spec, create=True, context=context).result()
+        assert store.kvstore is not None, "it lies in memory"
+        store.kvstore.write(f"{scale['key']}/{name}", content).result()
+        voxels: AnyArray = store.read().result()
+        return voxels
+
+
+def unpacking_errors() -> tuple[type[Exception], ...]:
+    """What reading and unpacking a block file raises: also errors of the libraries installed."""
+    errors: list[type[Exception]] = [ValueError, OSError, EOFError, MemoryError, ImportError]
+    errors += [zlib.error, lzma.LZMAError]
+    try:
+        import zstandard
+
+        errors.append(zstandard.ZstdError)
+    except ImportError:
+        pass
+    try:
+        import brotli
+
+        errors.append(brotli.error)
+    except ImportError:
+        pass
+    return tuple(errors)
