@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
+from zlib import crc32
 
 import apache_beam as beam
 from apache_beam.coders import Coder
@@ -24,8 +25,9 @@ from beam_inference.beam.dask_workers import stop_sampling
 from beam_inference.environment import use_one_heap
 from beam_inference.errors import Stage, WorkerFault
 from beam_inference.geometry.partition import in_runs, index_ranges
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.messages import Launch, Record
-from beam_inference.job.runs import default_run_length, missing_runs, runs_of_file
+from beam_inference.job.runs import missing_runs, run_length_of, runs_of_file
 from beam_inference.worker.worker import Worker
 
 Run = tuple[int, ...]
@@ -62,12 +64,10 @@ def run_length(launch: Launch, workers: int) -> int:
         launch: the launch.
         workers: see :class:`GenerateRuns`.
     """
-    job = launch.read_job()
-    plan = job.plan
-    chunk_seconds = job.patch_seconds * plan.totals.patch_count / plan.chunks.count
-    stated = job.config.job.run_length
+    if launch.claim_length is not None:
+        return launch.claim_length
     start, stop = launch.chunk_range
-    return stated or default_run_length(stop - start, workers, chunk_seconds)
+    return run_length_of(launch.read_job(), stop - start, workers)
 
 
 def launch_ranges(launch: Launch, workers: int) -> list[tuple[int, int]]:
@@ -77,9 +77,23 @@ def launch_ranges(launch: Launch, workers: int) -> list[tuple[int, int]]:
         launch: the launch.
         workers: see :class:`GenerateRuns`.
     """
+    length = launch.claim_length
+    if length is not None:
+        return _claimed_ranges(launch, workers, length)
     start, stop = launch.chunk_range
     ranges = index_ranges(stop - start, workers, run_length(launch, workers))
     return [(start + first, start + last) for first, last in ranges]
+
+
+def _claimed_ranges(launch: Launch, workers: int, length: int) -> list[tuple[int, int]]:
+    """Ranges of whole stretches that workers claim; launches begin with different ones."""
+    count = launch.read_job().plan.chunks.count
+    ranges = index_ranges(ceil_div(count, length), workers)
+    first = crc32(launch.id.encode()) % len(ranges)
+    return [
+        (start * length, min(count, stop * length))
+        for start, stop in ranges[first:] + ranges[:first]
+    ]
 
 
 class GenerateRuns(beam.PTransform):
@@ -182,7 +196,8 @@ def _distinct_run(run: tuple[int, Iterable[int]], length: int) -> Iterator[Run]:
 
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
     state = launch.state() if launch.honour_receipts else None
-    return missing_runs(index_range, state, length)
+    are_claimed = launch.claim_length is not None
+    return missing_runs(index_range, state, length, are_claimed=are_claimed)
 
 
 class _WorkerDoFn(beam.DoFn):

@@ -1,4 +1,4 @@
-"""The commands on a job that was launched: ``status``, ``verify`` and ``clean``."""
+"""The commands on a job that was launched: ``status``, ``cancel``, ``verify`` and ``clean``."""
 
 from __future__ import annotations
 
@@ -43,6 +43,18 @@ class VerifyOptions(JobOptions, TrustOptions):
 def add(subparsers: Subparsers) -> None:
     """Add the commands."""
     _add_status(subparsers)
+    cancel_parser = add_command(
+        subparsers,
+        "cancel",
+        "tell all who work on a job, wherever they are, to stop",
+        "job.yaml",
+        description=(
+            "Tell all launches of a job, wherever they run, to begin no further chunk. What is "
+            "under way is finished; run does what is missing."
+        ),
+    )
+    add_job(cancel_parser)
+    set_action(cancel_parser, JobOptions, cancel)
     _add_verify(subparsers)
     clean_parser = add_command(
         subparsers,
@@ -135,6 +147,7 @@ def _print_status(options: StatusOptions) -> _Progress:
     """Print how far a job is."""
     from beam_inference.cli.status_text import (
         as_json,
+        print_crew,
         print_pyramid_status,
         print_status,
         status_values,
@@ -145,9 +158,10 @@ def _print_status(options: StatusOptions) -> _Progress:
     pyramid = launched.pyramid_status()
     shards = launched.shard_progress()
     if options.json:
-        print(as_json(status_values(progress, pyramid, shards)))
+        print(as_json(status_values(progress, pyramid, shards, launched.crew())))
     else:
         print_status(progress)
+        print_crew(launched.crew())
         if shards is not None:
             print(f"{shards.ended} of {shards.count} shards have come to their end")
         if pyramid is not None:
@@ -194,6 +208,19 @@ def verify(options: VerifyOptions) -> int:
                 print_pyramid_status(pyramid, waits=report.receipts < report.chunks)
         sys.stdout.flush()
     return COMPLETE if values["complete"] else FAILED
+
+
+def cancel(options: JobOptions) -> int:
+    """Tell all launches of a job to stop."""
+    launched = load_launched_job(options, "nothing to cancel")
+    stopped = launched.cancel()
+    if not stopped:
+        print("no launch of this job is under way")
+    for note in stopped:
+        print(
+            f"launch {note.launch} on {note.node}, begun at {note.started:%F %T %Z}: told to stop"
+        )
+    return COMPLETE
 
 
 def clean(options: JobOptions) -> int:

@@ -45,6 +45,7 @@ class RunOptions(JobOptions, PipelineOptions, TrustOptions):
     seed: int
     shard: Shard | Literal["auto"] | None
     stop_after: float | None
+    no_claims: bool
     overwrite: bool
     gpus: GpuOptions | None
     log_format: str
@@ -100,6 +101,15 @@ def add(subparsers: Subparsers) -> None:
             "it again"
         ),
     )
+    parser.add_argument(
+        "--no_claims",
+        "--no-claims",
+        action="store_true",
+        help=(
+            "claim no chunks: this launch is alone. Otherwise several launches of a job share its "
+            "chunks"
+        ),
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     set_action(parser, RunOptions, run, takes_beam_flags=True)
 
@@ -114,7 +124,7 @@ def flags_parser() -> argparse.ArgumentParser:
     )
     _add_run_flags(parser)
     set_action(parser, RunOptions, run, takes_beam_flags=True)
-    parser.set_defaults(json=False, shard=None, stop_after=None)
+    parser.set_defaults(json=False, shard=None, stop_after=None, no_claims=False)
     return parser
 
 
@@ -209,6 +219,7 @@ def _run(options: RunOptions) -> int:
             stop_after=options.stop_after,
             overwrite=options.overwrite,
             trust=options.trust,
+            claims=not options.no_claims,
         )
     # the exit code says how the job went, even if nobody reads the summary any more
     with suppress(BrokenPipeError):

@@ -16,6 +16,7 @@ from beam_inference.volumes.kvstores import local_folder
 
 if TYPE_CHECKING:
     from beam_inference.config.job import JobConfig
+    from beam_inference.job.crew_records import SignOfLife
     from beam_inference.job.recomputed import Recomputation
     from beam_inference.job.records import QuarantineRecord
     from beam_inference.job.shards import Shard, ShardProgress
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _LISTED_CHUNKS = 10
 """Most chunks that are listed one by one."""
+
+_LISTED_WORKERS = 20
+"""Most processes that are listed one by one."""
 
 
 def as_json(values: Json) -> str:
@@ -74,7 +78,10 @@ def verification_values(report: VerifyReport, pyramid: PyramidStatus | None, *, 
 
 
 def status_values(
-    status: JobStatus, pyramid: PyramidStatus | None, shards: ShardProgress | None
+    status: JobStatus,
+    pyramid: PyramidStatus | None,
+    shards: ShardProgress | None,
+    crew: Sequence[SignOfLife] = (),
 ) -> Json:
     """The progress of a job as JSON values; None for what is unknown or does not apply."""
     return {
@@ -91,6 +98,10 @@ def status_values(
         "workers": status.workers,
         "seconds_left": status.seconds_left,
         "latest": None if status.latest is None else status.latest.isoformat(),
+        "crew": [
+            sign.model_dump(exclude={"beat"}) | {"chunks_per_second": sign.chunks_per_second}
+            for sign in crew
+        ],
         "shards": None if shards is None else asdict(shards),
         "pyramid": pyramid_status_values(pyramid, waits=status.done < status.planned),
     }
@@ -286,6 +297,19 @@ def print_status(status: JobStatus) -> None:
             "computed"
         )
     print(_remaining_work(status))
+
+
+def print_crew(crew: Sequence[SignOfLife]) -> None:
+    """Print who works on a job, a line for each process."""
+    for sign in crew[:_LISTED_WORKERS]:
+        rate = sign.chunks_per_second
+        speed = "" if rate is None else f", {rate:.3g} chunks/s"
+        print(
+            f"at work: {sign.host}:{sign.pid}, {sign.engine} on {sign.device}, launch "
+            f"{sign.launch}: {sign.chunks:,} chunks{speed}"
+        )
+    if len(crew) > _LISTED_WORKERS:
+        print(f"… and {len(crew) - _LISTED_WORKERS} more at work")
 
 
 def _remaining_work(status: JobStatus) -> str:

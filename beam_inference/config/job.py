@@ -612,6 +612,10 @@ class Timeouts(Model):
     write: Seconds = Field(
         1800.0, description="writing a chunk's blocks; then the worker is at fault"
     )
+    claim: Seconds = Field(
+        60.0,
+        description="silence of a worker of any launch, until others do the chunks that it claimed",
+    )
 
 
 class Job(Model):

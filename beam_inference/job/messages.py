@@ -40,6 +40,8 @@ class Launch:
         chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it
             themselves.
         shard: the share of the chunks that is done, where it is not all.
+        claim_length: chunks that a worker claims at once, so that other launches of the job leave
+            them to it; None where it claims none.
         versions: of this package and of Beam, where the launch was made.
     """
 
@@ -53,6 +55,7 @@ class Launch:
     chunks_file: str | None = None
     io_depth: int = 1
     shard: Shard | None = None
+    claim_length: int | None = None
     versions: str = field(default_factory=own_versions)
 
     def check_versions(self) -> None:
@@ -70,6 +73,11 @@ class Launch:
     def read_job(self) -> ResolvedJob:
         """Return the job, which each process parses once."""
         return _parse(self.job)
+
+    @property
+    def does_all_missing(self) -> bool:
+        """Whether all chunks are to be done that have no receipt: neither more nor fewer."""
+        return self.honour_receipts and self.chunks_file is None and self.shard is None
 
     @property
     def chunk_range(self) -> tuple[int, int]:

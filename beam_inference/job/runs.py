@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from math import ceil
 
 from beam_inference.config.json_text import parse_json
@@ -10,6 +11,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.partition import in_runs
 from beam_inference.job.chunk_records import list_absent
+from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.volumes.kvstores import LOCAL, read_file
 
@@ -18,6 +20,8 @@ def missing_runs(
     index_range: tuple[int, int],
     state: State | None,
     length: int,
+    *,
+    are_claimed: bool = False,
 ) -> Iterator[tuple[int, ...]]:
     """Yield runs of the chunks of an index range that are still to be done.
 
@@ -27,8 +31,14 @@ def missing_runs(
         index_range: first chunk, and the one after the last.
         state: the job's state folder; None to do all chunks, whatever their receipts say.
         length: chunks of a run, at most.
+        are_claimed: whether runs lie within the stretches of ``length`` chunks that workers claim.
     """
-    yield from in_runs(_missing(index_range, state), length)
+    missing = _missing(index_range, state)
+    if not are_claimed:
+        yield from in_runs(missing, length)
+        return
+    for _, run in groupby(missing, lambda chunk: chunk // length):
+        yield tuple(run)
 
 
 def runs_of_file(
@@ -120,3 +130,28 @@ def default_run_length(chunks: int, workers: int, chunk_seconds: float = 0.0) ->
         return max(1, balanced)
     long_enough = ceil(SHORT_RUN_SECONDS / chunk_seconds)
     return max(1, balanced, min(long_enough, chunks // workers))
+
+
+def run_length_of(job: ResolvedJob, chunks: int, workers: int) -> int:
+    """Return the number of chunks in a run: the one that the job states, or a suitable one.
+
+    Args:
+        job: the job.
+        chunks: number of its chunks that are to be done.
+        workers: workers that run at a time.
+    """
+    plan = job.plan
+    chunk_seconds = job.patch_seconds * plan.totals.patch_count / plan.chunks.count
+    return job.config.job.run_length or default_run_length(chunks, workers, chunk_seconds)
+
+
+LEAST_CLAIMS = 64
+"""Stretches that a job is divided into at least, if it has as many chunks: nobody knows how many
+will join, and at the end they wait for each other."""
+
+
+def claim_length_of(job: ResolvedJob, workers: int) -> int:
+    """Return the number of chunks that workers claim at once."""
+    count = job.plan.chunks.count
+    length = run_length_of(job, count, workers)
+    return length if job.config.job.run_length else min(length, max(1, count // LEAST_CLAIMS))

@@ -13,6 +13,9 @@ file                                          content
 ``quantized/SHA256``                          with ``precision: int8``, the network that workers run
 ``shards.json``                               how many shards the job is divided into
 ``shards/FINGERPRINT/N/000000000/I.json``     that shard I of N has come to its end
+``claims/FINGERPRINT/STAGE/LENGTH/N.json``    which worker does the Nth stretch of LENGTH chunks
+``workers/ID.json``                           sign of life of a worker that has claims
+``once/NAME``                                 what one worker does, or has done, for all
 ``launches/ID.started``                       when and where a launch began
 ``launches/ID.chunks``                        the chunks that a launch does, where it is a sample
 ``launches/ID.stop``                          asks a launch's workers to start no further chunk
@@ -46,6 +49,7 @@ from beam_inference.config.job import JobConfig
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER, ChunkEntries, folders
+from beam_inference.job.crew_records import CrewRecords
 from beam_inference.job.receipt_faults import first_receipt_fault, receipt_fault
 from beam_inference.job.records import (
     DamagedRecord,
@@ -78,6 +82,9 @@ _FOLDERS = (
     "quarantine/",
     "quantized/",
     "shards/",
+    "claims/",
+    "workers/",
+    "once/",
     "launches/",
 )
 
@@ -243,6 +250,15 @@ class State:
                 beyond_bound += receipt.patches_beyond_bound
         return ReceiptTally(chunks, beyond_bound)
 
+    def hash_of_parts(self) -> str:
+        """Hash of what all receipts say was written: the same for the same voxels."""
+        digest = hashlib.sha256()
+        for folder in folders(self._own_job().plan.chunks.count):
+            for receipt in self.read_receipts(self.receipt_indices(*folder)):
+                sums = [part.crc32 for some in receipt.parts_by_output.values() for part in some]
+                digest.update(json.dumps([receipt.chunk, sorted(sums)]).encode())
+        return digest.hexdigest()[:16]
+
     def write_sums(self, receipt: Receipt) -> None:
         """Record, durably, that a chunk's patches are computed and their sums are kept."""
         self._write_entry("sums", receipt.chunk, receipt)
@@ -341,6 +357,10 @@ class State:
     def _shard_ends(self, count: int) -> ChunkEntries:
         folder = f"shards/{self._own_job().fingerprint[:16]}/{count}"
         return ChunkEntries(self._store, self.url, folder)
+
+    def crew(self) -> CrewRecords:
+        """Return the claims and the signs of life of those who work on the job."""
+        return CrewRecords(self._store, self.url, self._own_job().fingerprint)
 
     def note_start(self, launch: str) -> None:
         """Record that a launch begins, which also shows that the folder can be written."""

@@ -6,7 +6,7 @@ What is slow to import is imported where it is used: most questions need neither
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.errors import StateError
 from beam_inference.job import verification
+from beam_inference.job.crew_records import SignOfLife
 from beam_inference.job.leftovers import sweep_job_drafts
+from beam_inference.job.records import LaunchNote
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.shards import ShardProgress
 from beam_inference.job.state import State, default_state_url
@@ -24,6 +26,7 @@ from beam_inference.models.trust import Trust
 
 if TYPE_CHECKING:
     from beam_inference.launch.output_pyramid import PyramidStatus
+    from beam_inference.pyramid.pyramid import Pyramid
     from beam_inference.volumes.volume import Volume
 
 
@@ -49,6 +52,33 @@ class LaunchedJob:
         """
         return job_status(self.job, self.state, datetime.now(UTC))
 
+    def crew(self) -> list[SignOfLife]:
+        """What the workers that have claims tell of themselves, killed ones too."""
+        return list(self.state.of(self.job).crew().read_signs().values())
+
+    def cancel(self) -> list[LaunchNote]:
+        """Tell all launches that have not ended to begin no further chunk; return these.
+
+        A launch that was killed counts among them, as nobody can know.
+
+        Raises:
+            WorkerFault: the state folder cannot be read or written.
+        """
+        notes = [note for note in self.state.read_launches() if note.summary is None]
+        for note in notes:
+            self.state.request_stop(note.launch)
+            for pyramid in self._pyramids():
+                replace(pyramid.job(), launch=note.launch).state().request_stop(note.launch)
+        return notes
+
+    def _pyramids(self) -> list[Pyramid]:
+        outputs = [single.output for single in self.config.by_output.values()]
+        if all(output.pyramid is None for output in outputs):
+            return []
+        from beam_inference.launch.output_pyramid import output_pyramids
+
+        return output_pyramids(self.config)
+
     def shard_progress(self) -> ShardProgress | None:
         """The progress of the job's shards; None if it is not divided.
 
@@ -62,12 +92,12 @@ class LaunchedJob:
 
     def pyramid_status(self) -> PyramidStatus | None:
         """The progress of the pyramids of all outputs; None if the job has none to make."""
-        outputs = [single.output for single in self.config.by_output.values()]
-        if all(output.pyramid is None for output in outputs):
+        pyramids = self._pyramids()
+        if not pyramids:
             return None
-        from beam_inference.launch.output_pyramid import output_pyramids, pyramids_status
+        from beam_inference.launch.output_pyramid import pyramids_status
 
-        return pyramids_status(output_pyramids(self.config))
+        return pyramids_status(pyramids)
 
     def verify(
         self,

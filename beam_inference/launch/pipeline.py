@@ -112,9 +112,24 @@ def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: StageJob) 
     count = launch.read_job().plan.chunks.count
     left = count - launch.state().count_receipts(0, count)
     if not left and summary.done and StageRecords(pyramid).chunk_counter()():
-        remove_scales(pyramid)
-        StageRecords(pyramid).begin()
+        _remove_early_scales(launch, pyramid)
     return left
+
+
+def _remove_early_scales(launch: Launch, pyramid: StageJob) -> None:
+    """Remove scales that were made before the last chunk; of launches of one job, one does it.
+
+    The others may find scales that are made of what the output holds now: these stay.
+    """
+    crew = launch.state().crew()
+    content = f"{pyramid.fingerprint[:16]}-{launch.state().hash_of_parts()}"
+    if launch.claim_length is not None and not crew.begin_once(content):
+        crew.wait_for_end(content, launch.read_job().config.job.timeouts.claim)
+        return
+    remove_scales(pyramid)
+    StageRecords(pyramid).begin()
+    if launch.claim_length is not None:
+        crew.end_once(content)
 
 
 def _list_scales(_: int, pyramid: StageJob) -> None:

@@ -28,7 +28,7 @@ from beam_inference.job.ownership import Owner, check_owner, claim_output, owner
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.provenance import record_job
 from beam_inference.job.resolved_job import NUMERICS, QuantizationError, ResolvedJob
-from beam_inference.job.runs import chunks_of_file
+from beam_inference.job.runs import chunks_of_file, claim_length_of
 from beam_inference.job.shards import Shard
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.checks import check_paths, check_shard
@@ -77,6 +77,7 @@ def prepare(
     sample: tuple[float, int] | None = None,
     shard: Shard | None = None,
     workers: int = 1,
+    claims: bool = False,
 ) -> Launch:
     """Check all of a job, then create its output and its state, or go on with those of before.
 
@@ -91,6 +92,8 @@ def prepare(
             :func:`beam_inference.geometry.sampling.sample_chunks` picks.
         shard: the shard whose chunks are done, of a job that was divided.
         workers: worker processes that run at a time, if known.
+        claims: whether workers claim what they do, so that several launches share the chunks. Those
+            that do only some of the chunks do not.
 
     Returns:
         What the workers need to know.
@@ -149,8 +152,18 @@ def prepare(
         check_same(recorded, job, state.url)
         for chunk in damaged:
             state.of(job).forget_chunk(chunk)
+        if claims:
+            launch = _with_claims(launch, job, state, workers)
     _record_provenance(recorded, job, overwrite=overwrite)
     return launch
+
+
+def _with_claims(launch: Launch, job: ResolvedJob, state: State, workers: int) -> Launch:
+    """The launch with the number of chunks that are claimed at once, as the first one had it."""
+    if not launch.does_all_missing:
+        return launch
+    length = state.of(job).crew().agree_on_length(claim_length_of(job, workers))
+    return replace(launch, claim_length=length)
 
 
 def _load_earlier(state: State, shard: Shard | None) -> ResolvedJob | None:

@@ -210,7 +210,7 @@ def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> list[
         return []
     outputs = {}
     for key, each in planned.outputs.items():
-        output = open_output(each.spec) if each.exists else None
+        output = open_output(each.spec)  # another launch may have created it since
         if output is None:
             raise StateError(
                 f"{state.url} holds receipts, but there is no output at {each.spec.url}: going on "

@@ -22,6 +22,7 @@ from beam_inference.errors import (
     INTERRUPTED,
     TRY_AGAIN,
     BeamInferenceError,
+    WorkerFault,
 )
 from beam_inference.job.chunk_records import list_absent
 from beam_inference.job.leftovers import sweep_job_drafts
@@ -154,6 +155,11 @@ class ChunksToDo:
             return self.state.count_receipts(*self.launch.chunk_range)
         return len(self.state.read_receipts(self.chunks))
 
+    def was_stopped(self, execution: ExecutionResult | None) -> bool:
+        """Whether the launch was asked to stop, here or by ``cancel``."""
+        was_interrupted = execution is not None and execution.interrupted
+        return was_interrupted or self.state.has_stop_request(self.launch.id)
+
     def among_chunks(self, records: list[QuarantineRecord]) -> list[QuarantineRecord]:
         """The records of chunks to do."""
         chunks = range(*self.launch.chunk_range) if self.chunks is None else set(self.chunks)
@@ -170,6 +176,7 @@ def run_job(
     stop_after: float | None = None,
     overwrite: bool = False,
     trust: Trust = Trust.NOTHING,
+    claims: bool = True,
 ) -> JobOutcome:
     """Check a job, run it to its end, and judge it.
 
@@ -185,6 +192,7 @@ def run_job(
         stop_after: seconds after which no further chunk is begun.
         overwrite: delete an earlier launch's state first, so that every chunk is done anew.
         trust: which code that the network's files carry may run.
+        claims: whether workers claim what they do, so that other launches leave it to them.
 
     Returns:
         The outcome; ``exit_code`` says whether the job is complete.
@@ -208,6 +216,7 @@ def run_job(
         sample=sample,
         shard=shard,
         workers=setting.workers,
+        claims=claims,
     )
     work = ChunksToDo.of(launch)
     if shard is not None:
@@ -339,17 +348,27 @@ def _execute(
         f"beam-inference-{launch.id}",
         Stopping(ending.deadline, ending.exit_code),
     )
+    if launch.claim_length is not None:
+        _forget_signs(work)
     if launch.shard is not None:
         outcome = _judge_shard(work, time.monotonic() - start, execution)
     else:
         tally = work.state.tally_receipts(work.count_of_job)
         outcome = _judge(work, pyramids, tally, time.monotonic() - start, execution)
-    if outcome.exit_code == INTERRUPTED and not execution.by_person:
+    if outcome.exit_code == INTERRUPTED and execution.interrupted and not execution.by_person:
         outcome = replace(outcome, exit_code=ending.exit_code)
     staged_at = _template_of(options)
     if staged_at and not execution.interrupted and execution.error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
     return outcome
+
+
+def _forget_signs(work: ChunksToDo) -> None:
+    """Remove the signs of life of workers that have ended, which killed ones leave behind."""
+    try:
+        work.state.crew().forget_launch(work.launch.id)
+    except WorkerFault as error:
+        logger.warning("signs of life of this launch are left behind: %s", error)
 
 
 def list_phases(work: ChunksToDo) -> list[Phase]:
@@ -438,15 +457,14 @@ def _judge_shard(work: ChunksToDo, seconds: float, execution: ExecutionResult | 
     left = set(undone).difference(record.chunk for record in records)
     summary = work.state.read_summary(work.launch.id)
     error = None if execution is None else execution.error
-    was_interrupted = execution is not None and execution.interrupted
     exit_code = FAILED
-    was_stopped = was_interrupted or work.state.has_stop_request(work.launch.id)
+    was_stopped = work.was_stopped(execution)
     has_ended = summary is not None and not was_stopped and work.job.plan.exchange is not None
     if error is None and (not left or has_ended):
         exit_code = COMPLETE
         # Its pipeline did not, if it was asked to stop when all was done.
         work.state.write_shard_end(shard, work.launch.id)
-    elif was_interrupted:
+    elif was_stopped:
         exit_code = INTERRUPTED
     text = None
     if error is not None:
@@ -498,6 +516,7 @@ def _judge(
         files = SeamFiles(work.state.url, work.job.config.storage, work.job.fingerprint)
         files.forget_all()
     if is_job_done:
+        work.state.crew().forget_claims()
         sweep_job_drafts(work.job.config, work.state.url)
     outcome = JobOutcome(
         exit_code=FAILED,
@@ -515,7 +534,7 @@ def _judge(
         outcome,
         work.job.config.job.max_failed_chunks,
         is_job_done=is_job_done,
-        was_interrupted=execution is not None and execution.interrupted,
+        was_interrupted=work.was_stopped(execution),
         has_failed=error is not None,
     )
     if error is None or exit_code == COMPLETE:

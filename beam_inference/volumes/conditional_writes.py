@@ -32,7 +32,7 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 """Errors of file systems that are mounted without locks."""
 
 
-def create_key(store: KvStore, key: str, url: str, value: str) -> bool:
+def create_key(store: KvStore, key: str, url: str, value: str, *, durable: bool = True) -> bool:
     """Write a key that is absent, whole and durably, or leave it as it is.
 
     Args:
@@ -40,6 +40,7 @@ def create_key(store: KvStore, key: str, url: str, value: str) -> bool:
         key: the key.
         url: URL of the store.
         value: its content.
+        durable: whether it must outlive a loss of power; each file takes some milliseconds.
 
     Returns:
         Whether this call has created it.
@@ -51,7 +52,7 @@ def create_key(store: KvStore, key: str, url: str, value: str) -> bool:
     if folder is None:
         present = store.read(key).result(timeout=PATIENCE_SECONDS)
         return present.state != "value" and _write(store, key, value, present.stamp.generation)
-    return _create_file(Path(folder) / key, value)
+    return _create_file(Path(folder) / key, value, durable=durable)
 
 
 def replace_value(store: KvStore, key: str, url: str, value: str, generation: bytes) -> bool:
@@ -81,12 +82,38 @@ def replace_value(store: KvStore, key: str, url: str, value: str, generation: by
         return True
 
 
-def _write(store: KvStore, key: str, value: str, generation: bytes) -> bool:
+def delete_value(store: KvStore, key: str, url: str, generation: bytes) -> bool:
+    """Delete a key that was read before, unless it was written since.
+
+    Args:
+        store: the store at ``url``.
+        key: the key.
+        url: URL of the store.
+        generation: generation of the content that was read.
+
+    Returns:
+        Whether it was deleted.
+
+    Raises:
+        ValueError, OSError: as TensorStore and the file system do.
+    """
+    folder = local_folder(url)
+    if folder is None:
+        return _write(store, key, None, generation)
+    with _lock_file(Path(folder) / f"{key}.guard"):
+        present = store.read(key).result(timeout=PATIENCE_SECONDS)
+        if present.stamp.generation != generation:
+            return False
+        (Path(folder) / key).unlink(missing_ok=True)
+        return True
+
+
+def _write(store: KvStore, key: str, value: str | None, generation: bytes) -> bool:
     stamp = store.write(key, value, if_equal=generation).result(timeout=PATIENCE_SECONDS)
     return bool(stamp.generation)  # empty if another was faster
 
 
-def _create_file(path: Path, value: str) -> bool:
+def _create_file(path: Path, value: str, *, durable: bool) -> bool:
     """Create a file by a link, which fails if there is one, also on network file systems."""
     if path.exists():
         return False
@@ -96,12 +123,14 @@ def _create_file(path: Path, value: str) -> bool:
         with draft.open("x") as file:
             file.write(value)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         try:
             path.hardlink_to(draft)
         except FileExistsError:
             return False
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
         return True
     finally:
         draft.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from beam_inference.job.messages import Record
 from beam_inference.worker.chunk_steps import ChunkSteps, CoreOutput
@@ -13,6 +13,8 @@ from beam_inference.worker.read_infer_write import run_chunks
 
 class InferStage:
     """Reads, computes and writes chunks, each from every patch that touches it."""
+
+    name = "infer"
 
     def __init__(self, steps: ChunkSteps) -> None:
         self._steps = steps
@@ -25,6 +27,14 @@ class InferStage:
             WorkerFault: this process cannot go on; chunks done so far have their receipts.
         """
         return self._steps.journal.log_run(indices, self._run(indices))
+
+    def list_done(self, start: int, stop: int) -> Collection[int]:
+        """List the chunks of ``start … stop`` that have a receipt, as far as names tell."""
+        return {*self._steps.opened.state.receipt_indices(start, stop)}
+
+    def undone_chunks(self, indices: Sequence[int]) -> list[int]:
+        """Return the chunks that have no receipt."""
+        return self._steps.journal.without_receipt(indices)
 
     def _run(self, indices: Sequence[int]) -> Iterator[Record]:
         steps = self._steps

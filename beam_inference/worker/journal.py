@@ -61,6 +61,11 @@ class Journal:
                 receipts[receipt.chunk] = receipt
         return receipts
 
+    def without_receipt(self, indices: Sequence[int]) -> list[int]:
+        """Return the chunks that do not count as done."""
+        done = self.read_receipts(indices)
+        return [index for index in indices if index not in done]
+
     def record_of(self, receipt: Receipt) -> Record:
         """Record of a chunk that has a receipt already."""
         # A replayed bundle finds what its own first attempt did: that is done, not skipped.

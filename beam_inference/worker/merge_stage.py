@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from beam_inference import arrays
@@ -59,6 +59,8 @@ class _FinishedChunk:
 class MergeStage:
     """Puts chunks together from the sums of all chunks that touch them, and writes them."""
 
+    name = "merge"
+
     def __init__(self, steps: ChunkSteps) -> None:
         self._steps = steps
         self._plan = steps.opened.job.plan
@@ -75,6 +77,14 @@ class MergeStage:
             WorkerFault: this process cannot go on; chunks done so far have their receipts.
         """
         return self._steps.journal.log_run(indices, self._run(indices))
+
+    def list_done(self, start: int, stop: int) -> Collection[int]:
+        """List the chunks of ``start … stop`` that have a receipt, as far as names tell."""
+        return {*self._steps.opened.state.receipt_indices(start, stop)}
+
+    def undone_chunks(self, indices: Sequence[int]) -> list[int]:
+        """Return the chunks that have no receipt."""
+        return self._steps.journal.without_receipt(indices)
 
     def _run(self, indices: Sequence[int]) -> Iterator[Record]:
         steps = self._steps

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 class SumStage:
     """Computes the patches that chunks own, and keeps their sums for the chunks that need them."""
 
+    name = "sums"
+
     def __init__(self, steps: ChunkSteps) -> None:
         self._steps = steps
         self._exchange = steps.exchange_plan()
@@ -41,8 +43,28 @@ class SumStage:
 
     def waiting_chunks(self, indices: Sequence[int]) -> list[int]:
         """Return the chunks that have no receipt: the second stage finishes them."""
-        done = self._steps.journal.read_receipts(indices)
-        return [index for index in indices if index not in done]
+        return self._steps.journal.without_receipt(indices)
+
+    def list_done(self, start: int, stop: int) -> Collection[int]:
+        """List the chunks of ``start … stop`` whose patches are computed, as far as names tell.
+
+        Chunks that own none, and those that are done themselves, have none to compute.
+        """
+        state = self._steps.opened.state
+        done = {*state.sums_indices(start, stop), *state.receipt_indices(start, stop)}
+        owners = self._exchange.owned_work
+        return done.union(
+            index for index in range(start, stop) if index not in done and owners(index) is None
+        )
+
+    def undone_chunks(self, indices: Sequence[int]) -> list[int]:
+        """Return the chunks that own patches which are not computed."""
+        summed = {receipt.chunk for receipt in self._steps.opened.state.read_sums(indices)}
+        return [
+            index
+            for index in self._steps.journal.without_receipt(indices)
+            if index not in summed and self._exchange.owned_work(index) is not None
+        ]
 
     def _run(self, indices: Sequence[int]) -> Iterator[Record]:
         steps = self._steps

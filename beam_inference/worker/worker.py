@@ -12,6 +12,7 @@ from beam_inference.job.state import State
 from beam_inference.worker.accumulator import BoundedChannels
 from beam_inference.worker.chunk_inference import ChunkInference, NetworkFill
 from beam_inference.worker.chunk_steps import ChunkSteps
+from beam_inference.worker.crew import ClaimedStage, Crew
 from beam_inference.worker.infer_stage import InferStage
 from beam_inference.worker.merge_stage import MergeStage
 from beam_inference.worker.open_job import OpenJob, open_job
@@ -74,6 +75,12 @@ class Worker:
         self.job: ResolvedJob = opened.job
         self.state: State = opened.state
         self._steps = steps
+        length = launch.claim_length
+        self._crew = None if length is None else Crew(opened, length, steps.should_stop)
+
+    def _run(self, stage: ClaimedStage, indices: Sequence[int]) -> Iterator[Record]:
+        """Do chunks of a stage; if this launch claims, what others have claimed is left to them."""
+        return stage.run(indices) if self._crew is None else self._crew.do(stage, indices)
 
     @cached_property
     def _infer_stage(self) -> InferStage:
@@ -99,7 +106,7 @@ class Worker:
         Raises:
             WorkerFault: this process cannot go on; chunks done so far have their receipts.
         """
-        return self._infer_stage.run(indices)
+        return self._run(self._infer_stage, indices)
 
     def sum_chunks(self, indices: Sequence[int]) -> Iterator[Record]:
         """Do the first stage of ``strategy: exchange``: compute the patches that chunks own.
@@ -113,7 +120,7 @@ class Worker:
         Raises:
             WorkerFault: this process cannot go on; chunks done so far have their receipts.
         """
-        return self._sum_stage.run(indices)
+        return self._run(self._sum_stage, indices)
 
     def waiting_chunks(self, indices: Sequence[int]) -> list[int]:
         """Return the chunks that have no receipt: the second stage finishes them."""
@@ -133,4 +140,4 @@ class Worker:
         Raises:
             WorkerFault: this process cannot go on; chunks done so far have their receipts.
         """
-        return self._merge_stage.run(indices)
+        return self._run(self._merge_stage, indices)

@@ -411,6 +411,28 @@ def _parse_shards(content: bytes, folder: Path) -> object:
     return State(f"file://{folder}").read_shard_count()
 
 
+_SIGN = (
+    b'{"beat":1,"launch":"a","host":"h","pid":1,"engine":"torch","device":"cpu","versions":"1",'
+    b'"chunks":3,"seconds":1.5}'
+)
+
+
+def _parse_crew(content: bytes, folder: Path) -> object:
+    from beam_inference.job.state import State
+
+    crew = State(f"file://{folder}").of(_job()).crew()
+    assert crew.claim("infer", 4, 0, "a")
+    crew.agree_on_length(4)
+    (folder / "workers").mkdir()
+    (folder / "workers" / "a.json").write_bytes(content)
+    for path in folder.rglob("*.json"):
+        path.write_bytes(content)
+    found = crew.find_claim("infer", 4, 0)
+    if found is not None and "/" in found.worker:
+        raise AssertionError("a claim names another file")
+    return crew.agree_on_length(4), crew.read_signs()
+
+
 def _parse_chunks(content: bytes, folder: Path) -> object:
     from beam_inference.job.runs import chunks_of_file
 
@@ -794,6 +816,12 @@ PARSERS: Sequence[Parser] = (
         "launches",
         _fixed(b'2026-01-01T00:00:00+00:00 node\n\n{"done": 1, "skipped": 0, "quarantined": 0}'),
         _parse_launches,
+    ),
+    Parser(
+        "crew",
+        _fixed(b'{"worker":"a-1"}', b'{"length":4}', _SIGN),
+        _parse_crew,
+        (b'"../job"', b"1e999", b"-1"),
     ),
     Parser("shards", _fixed(b'{"shards":7}', b'{"shards":1e99}'), _parse_shards),
     Parser(
