@@ -79,6 +79,7 @@ def test_a_job_into_a_format_that_another_package_brings(tmp_path):
     assert record["versions"]["beam-inference-example"] == "0.1"
 
 
+@pytest.mark.slow
 def test_a_conversion_into_a_format_that_another_package_brings(tmp_path):
     url = write_volume(tmp_path / "in", INPUT)
     words = ["convert", url, f"file://{tmp_path}/out", "--format=zarr3_blosc"]

@@ -210,7 +210,7 @@ def test_a_job_with_augmentation_is_another_job_and_its_bits_do_not_depend_on_th
     assert "engine.augment: xy here, none there" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_a_job_on_long_affinities(tmp_path, engine):
     """The mean answer of a symmetric network is the plain one."""
     pytest.importorskip(engine)

@@ -114,6 +114,7 @@ def test_the_scale_that_fits_is_chosen(folder):
     assert plan_job(new.config).input.bounds.shape == (20, 30, 25)
 
 
+@pytest.mark.slow
 def test_another_voxel_size_is_resampled_and_back(folder, capsys):
     write_image(folder / "fine", (1e6, 1e6, 1e6), (40, 60, 50))
     assert main(["init", "--model", "model", "--input", "fine", "--to", "job.yaml"]) == 0

@@ -173,7 +173,9 @@ def median_job(tmp_path, name, chunk_shape):
     return str(write_job(tmp_path / f"{name}.yaml", values))
 
 
-@pytest.mark.parametrize("chunk_shape", [[16, 16, 16], [32, 48, 48]])
+@pytest.mark.parametrize(
+    "chunk_shape", [[16, 16, 16], pytest.param([32, 48, 48], marks=pytest.mark.slow)]
+)
 def test_an_operator_that_another_package_brings(tmp_path, chunk_shape):
     job = median_job(tmp_path, "out", chunk_shape)
     ran = run_with_extension(tmp_path / "site", "run", job)
