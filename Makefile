@@ -66,7 +66,7 @@ $(PEERS)/.ready: benchmarks/peers-requirements.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers-requirements.txt
 	touch $@
 
-igneous-test: $(READY) $(IGNEOUS)/.ready  ## compare pyramids with those of igneous, in an environment of its own; some minutes
+igneous-test: $(READY) $(IGNEOUS)/.ready  ## compare pyramids with those of igneous, and OME-Zarr with its models, in an environment of their own; some minutes
 	IGNEOUS_PYTHON=$(CURDIR)/$(IGNEOUS)/bin/python $(BIN)/python -m pytest tests/igneous -m slow -s
 
 $(IGNEOUS)/.ready: tests/igneous/requirements.txt

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, GetJsonSchemaHandler, Strict
 from pydantic_core import CoreSchema
@@ -23,6 +23,9 @@ from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
+
+ChannelAxis: TypeAlias = Literal["auto", "always"]
+"""Whether arrays have an axis of channels: "auto" of several channels only, or "always"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class OutputSpec:
         labels: whether values are names of objects, which readers colour, and never average.
         rest: part of a voxel by which the volume begins beyond ``bounds``, where its format can
             state that.
+        channel_axis: whether an array of one channel has an axis of channels all the same.
     """
 
     url: str
@@ -58,6 +62,16 @@ class OutputSpec:
     shard_shape: Zyx | None = None
     labels: bool = False
     rest: Rest = NO_REST
+    channel_axis: ChannelAxis = "auto"
+
+    @property
+    def axes(self) -> str:
+        """Names of the axes of a new array, where a format may do without that of channels."""
+        return "zyx" if self.channels == 1 and self.channel_axis == "auto" else "czyx"
+
+    def along_axes(self, channels: int, zyx: Zyx) -> list[int]:
+        """An extent of channels and extents in space, as far as a new array has these axes."""
+        return [channels, *zyx][-len(self.axes) :]
 
     @property
     def write_shape(self) -> Zyx:

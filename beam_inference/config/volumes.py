@@ -31,6 +31,7 @@ from beam_inference.config.fields import (
     as_list,
 )
 from beam_inference.config.formats import (
+    ChannelAxis,
     Format,
     FormatName,
     get_format,
@@ -397,6 +398,13 @@ class Output(Model):
         "raw",
         description=(
             "of precomputed blocks; jpeg is lossy, and what receipts tell is of what reads back"
+        ),
+    )
+    channel_axis: ChannelAxis = Field(
+        "auto",
+        description=(
+            "always: arrays of one channel have an axis of channels, too; auto: of several "
+            "channels only, but precomputed volumes always, and an existing output keeps its axes"
         ),
     )
     value_range: Range | None = Field(

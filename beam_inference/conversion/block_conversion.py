@@ -87,6 +87,8 @@ class BlockConversion:
         del target["storage"], target["url"]  # how it is reached does not matter
         if not any(self.spec.rest):  # conversions that began before there was one go on
             del target["rest"]
+        if self.spec.channel_axis == "auto":
+            del target["channel_axis"]
         return {
             "source": self.source.identity,
             "target": target,

@@ -159,4 +159,5 @@ def describe_output(
         storage=config.storage,
         encoding=output.encoding,
         shard_shape=output.shard_shape,
+        channel_axis=output.channel_axis,
     )

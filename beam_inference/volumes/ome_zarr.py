@@ -230,20 +230,25 @@ def attributes(
     scales: Sequence[tuple[str, tuple[float, float, float], tuple[float, float, float]]],
     *,
     labels: bool = False,
+    has_channels: bool = True,
 ) -> Json:
-    """The attributes of a group of arrays (c, z, y, x), version "0.4" or "0.5".
+    """The attributes of a group of arrays (c, z, y, x) or (z, y, x), version "0.4" or "0.5".
 
     ``scales`` are paths with the voxel size and the translation, both ZYX in nm. ``labels`` says
-    that values are names of objects.
+    that values are names of objects, ``has_channels`` that arrays have an axis of channels.
     """
-    axes: list[dict[str, str]] = [{"name": "c", "type": "channel"}]
+    axes: list[dict[str, str]] = [{"name": "c", "type": "channel"}] if has_channels else []
     axes += [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]
     datasets = [
         {
             "path": path,
             "coordinateTransformations": [
-                {"type": "scale", "scale": [1.0, *size]},
-                *([{"type": "translation", "translation": [0.0, *shift]}] if any(shift) else []),
+                {"type": "scale", "scale": [1.0, *size][-len(axes) :]},
+                *(
+                    [{"type": "translation", "translation": [0.0, *shift][-len(axes) :]}]
+                    if any(shift)
+                    else []
+                ),
             ],
         }
         for path, size, shift in scales

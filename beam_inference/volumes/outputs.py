@@ -96,6 +96,7 @@ def _check_same(spec: OutputSpec, volume: Volume) -> None:
         "block_shape": list(volume.read_shape),
         "shard_shape": list(volume.block_shape) if is_sharded else None,
         "voxel_size_nm": _stated_size(volume, spec),
+        "channel_axis": "always" if volume.has_channel_axis else "auto",
     }
     expected = {
         "encoding": spec.encoding if has_encodings else None,
@@ -104,7 +105,10 @@ def _check_same(spec: OutputSpec, volume: Volume) -> None:
         "block_shape": list(spec.block_shape),
         "shard_shape": _expected_shard(spec, volume),
         "voxel_size_nm": list(spec.voxel_size_nm),
+        "channel_axis": spec.channel_axis,
     }
+    if spec.channel_axis == "auto":  # a volume that was begun keeps the axes that it has
+        del existing["channel_axis"]
     differing = [
         f"{key} is {existing[key]}, the job says {expected[key]}"
         for key in existing

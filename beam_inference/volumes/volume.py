@@ -109,6 +109,13 @@ class Volume:
         return str(self.stored_spec.get("dtype", self.dtype.name))
 
     @property
+    def has_channel_axis(self) -> bool:
+        """Whether the stored array has an axis of channels."""
+        transform = self.store.spec().transform
+        assert transform is not None, "an open array has one"
+        return len(transform.output) > len(self.bounds.shape)
+
+    @property
     def values_dtype(self) -> AnyDtype:
         """The dtype whose range the values have, in whatever dtype they are read."""
         return self.dtype

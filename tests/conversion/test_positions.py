@@ -40,7 +40,7 @@ def translate(folder, format, nanometres):
     group = json.loads(file.read_text())
     (dataset,) = image_of(group)["datasets"]
     dataset["coordinateTransformations"][1:] = [
-        {"type": "translation", "translation": [0, *nanometres]}
+        {"type": "translation", "translation": list(nanometres)}
     ]
     file.write_text(json.dumps(group))
 
@@ -83,10 +83,10 @@ def test_what_is_left_of_a_voxel_is_kept_and_told_once(tmp_path, format, caplog)
     (line,) = [each for each in told if each.startswith(f"file://{tmp_path}/a ")]
     assert "[0.25, 0.0, 0.25] of a voxel beyond [3, 10, -1] (z, y, x)" in line
     assert open_volume(str(tmp_path / "b")).bounds.start == (3, 10, -1)
-    assert translation_of(tmp_path / "b", format) == [[0.0, 32.5, 100.0, -7.5]]
+    assert translation_of(tmp_path / "b", format) == [[32.5, 100.0, -7.5]]
     moved = ["--offset=1,2,3", f"--format={format}"]
     assert main(["convert", str(tmp_path / "a"), str(tmp_path / "c"), *moved]) == 0
-    assert translation_of(tmp_path / "c", format) == [[0.0, 10.0, 20.0, 30.0]]
+    assert translation_of(tmp_path / "c", format) == [[10.0, 20.0, 30.0]]
 
 
 @pytest.mark.parametrize("format", ARRAYS)

@@ -58,8 +58,8 @@ def test_a_block_unpacks_to_no_more_than_the_metadata_state(format, tmp_path):
     }[format]
     file = tmp_path / "bomb" / name
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: compression}))
-    block = tmp_path / "bomb" / "0" / "0" / "0" / "0"
-    header = block.read_bytes()[:20] if format == "n5" else b""  # mode, dimensions, shape
+    block = tmp_path / "bomb" / "0" / "0" / "0"
+    header = block.read_bytes()[:16] if format == "n5" else b""  # mode, dimensions, shape
     packer = zlib.compressobj(1, wbits=31 if format == "n5" else 15)
     packed = [packer.compress(bytes(2**24)) for _ in range(12)]
     block.write_bytes(b"".join([header, *packed, packer.flush()]))

@@ -220,10 +220,9 @@ def test_a_group_is_shown_whole_and_lies_where_its_array_lies(tmp_path, format, 
     state = state_of(tmp_path / "em", capsys=capsys)
     source = state["layers"][0]["source"]
     assert source["url"] == f"{'zarr3' if format == 'ome_zarr' else 'zarr2'}://file://{tmp_path}/em"
-    # Neuroglancer has voxel 0's centre at 0, of channels, too; all that is to be done is to move
-    # that by half a voxel.
+    # Neuroglancer has voxel 0's centre at 0; all that is to be done is to move that by half of one.
     matrix = np.array(source["transform"]["matrix"])
-    np.testing.assert_allclose(matrix, np.hstack([np.eye(4), np.full((4, 1), 0.5)]), rtol=1e-12)
+    np.testing.assert_allclose(matrix, np.hstack([np.eye(3), np.full((3, 1), 0.5)]), rtol=1e-12)
 
     file = tmp_path / "em" / ("zarr.json" if format == "ome_zarr" else ".zattrs")
     text = file.read_text()
@@ -234,7 +233,7 @@ def test_a_group_is_shown_whole_and_lies_where_its_array_lies(tmp_path, format, 
         # what Neuroglancer refuses is shown by its array
         assert layer["source"]["url"].endswith("/em/0")
     file.write_text(text)
-    moved = text.replace('"scale": [1.0, 40.0, 8.0, 4.0]', '"scale": [1.0, 0.04, 0.008, 0.004]')
+    moved = text.replace('"scale": [40.0, 8.0, 4.0]', '"scale": [0.04, 0.008, 0.004]')
     file.write_text(moved.replace('"nanometer"', '"micrometer"'))
     again = state_of(tmp_path / "em", capsys=capsys)["layers"][0]["source"]["transform"]
     np.testing.assert_allclose(np.array(again["matrix"]), matrix, rtol=1e-12)
@@ -261,12 +260,12 @@ def test_a_translated_group_is_shown_where_its_precomputed_copy_is(tmp_path, for
     # Neuroglancer's place of the first corner: half a voxel before the centre
     corner = np.array(translation) / scale - 0.5
     matrix = np.array(source["transform"]["matrix"])
-    np.testing.assert_allclose(matrix[:, :4] @ corner + matrix[:, 4], [0, *start], atol=1e-9)
+    np.testing.assert_allclose(matrix[:, :3] @ corner + matrix[:, 3], start, atol=1e-9)
     # An array that is shown alone, where Neuroglancer refuses the group, does not know its place.
     file.write_text(json.dumps(group).replace('"nanometer"', '"nm"'))
     source = state_of(tmp_path / "em", capsys=capsys)["layers"][0]["source"]
     assert source["url"].endswith("/em/0")
-    np.testing.assert_array_equal(np.array(source["transform"]["matrix"])[:, 4], [0, *start])
+    np.testing.assert_array_equal(np.array(source["transform"]["matrix"])[:, 3], start)
 
 
 def test_volumes_elsewhere_are_not_served_but_linked_to(tmp_path, capsys):

@@ -297,10 +297,10 @@ def test_a_mask_may_be_of_truth_values(tmp_path, format, caplog):
     url = write_volume(tmp_path / "mask", WANTED, voxel_size_nm=(20.0, 40.0, 20.0), format=format)
     bytes_of = result(tmp_path, "bytes", tmp_path / "in", {"path": url})
     array = tmp_path / "mask" / ("0" if format == "ome_zarr" else "")
-    wanted = (WANTED != 0)[None]
+    wanted = WANTED != 0
     attributes = dict(zarr.open_array(str(array)).attrs)
     metadata = json.loads((array / "zarr.json").read_text()) if format != "zarr2" else {}
-    shape = {"chunks": (1, 8, 8, 8), "shape": wanted.shape, "overwrite": True}
+    shape = {"chunks": (8, 8, 8), "shape": wanted.shape, "overwrite": True}
     names = metadata.get("dimension_names")
     zarr.create_array(
         str(array),

@@ -290,3 +290,46 @@ def test_sharded_outputs_of_any_size_are_found_again(tmp_path_factory, shape, da
     )
     create_output(spec)
     assert open_output(spec) is not None
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_output_of_one_channel_has_no_axis_of_channels(tmp_path, format):
+    array = random("uint8", (1, 20, 20, 20))
+    spec = spec_of(tmp_path, format=format, channels=1)
+    create_output(spec).write(spec.bounds, array)
+    for volume in (open_volume(spec.url), open_output(spec)):
+        np.testing.assert_array_equal(volume.read(spec.bounds), array)
+        assert volume.voxel_size_nm == (40, 8, 8)
+        assert volume.has_channel_axis == (format == "precomputed")
+    if format != "precomputed":
+        with pytest.raises(VolumeError, match="channel_axis is auto, the job says always"):
+            open_output(spec_of(tmp_path, format=format, channels=1, channel_axis="always"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_output_that_has_an_axis_of_one_channel_keeps_it(tmp_path, format):
+    array = random("uint8", (1, 20, 20, 20))
+    begun = spec_of(tmp_path, format=format, channels=1, channel_axis="always")
+    create_output(begun)
+    volume = open_output(spec_of(tmp_path, format=format, channels=1))
+    volume.write(begun.bounds, array)
+    assert volume.has_channel_axis
+    np.testing.assert_array_equal(open_output(begun).read(begun.bounds), array)
+
+
+def test_arrays_of_one_channel_name_their_axes(tmp_path):
+    for format in FORMATS:
+        create_output(spec_of(tmp_path / format, format=format, channels=1))
+    v3 = json.loads((tmp_path / "zarr3/out/zarr.json").read_text())
+    assert (v3["shape"], v3["dimension_names"]) == ([20, 20, 20], ["z", "y", "x"])
+    v2 = json.loads((tmp_path / "zarr2/out/.zattrs").read_text())
+    assert v2["_ARRAY_DIMENSIONS"] == ["z", "y", "x"]
+    assert v2["dimension_units"] == ["40 nm", "8 nm", "8 nm"]
+    n5 = json.loads((tmp_path / "n5/out/attributes.json").read_text())
+    assert (n5["axes"], n5["units"]) == (["x", "y", "z"], ["nm", "nm", "nm"])
+    assert n5["resolution"] == [8, 8, 40]
+    group = json.loads((tmp_path / "ome_zarr/out/zarr.json").read_text())
+    (image,) = group["attributes"]["ome"]["multiscales"]
+    assert [axis["name"] for axis in image["axes"]] == ["z", "y", "x"]
+    (scale,) = image["datasets"][0]["coordinateTransformations"]
+    assert scale["scale"] == [40, 8, 8]

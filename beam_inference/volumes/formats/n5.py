@@ -9,15 +9,16 @@ from beam_inference.volumes.provenance import in_attributes
 
 def _metadata(spec: OutputSpec) -> Json:
     """Attributes of a new array, whose axes are listed x first."""
+    count = len(spec.axes)
     return {
         "metadata": {
-            "dimensions": [*spec.bounds.shape[::-1], spec.channels],
-            "blockSize": [*spec.block_shape[::-1], spec.channels],
+            "dimensions": spec.along_axes(spec.channels, spec.bounds.shape)[::-1],
+            "blockSize": spec.along_axes(spec.channels, spec.block_shape)[::-1],
             "dataType": spec.dtype,
             "compression": {"type": "zstd", "level": 1},
-            "axes": list("xyzc"),
-            "units": ["nm", "nm", "nm", ""],
-            "resolution": [*spec.voxel_size_nm[::-1], 1.0],
+            "axes": list(spec.axes[::-1]),
+            "units": ["nm", "nm", "nm", ""][:count],
+            "resolution": [*spec.voxel_size_nm[::-1], 1.0][:count],
         },
     }
 

@@ -19,7 +19,9 @@ def _attributes(spec: OutputSpec, version: str) -> Json:
     name = spec.url.rstrip("/").rpartition("/")[2]
     translation = ome_zarr.translation_nm(spec.bounds.start, spec.voxel_size_nm, spec.rest)
     scales = [(_FINEST, spec.voxel_size_nm, translation)]
-    return ome_zarr.attributes(version, name, scales, labels=spec.labels)
+    return ome_zarr.attributes(
+        version, name, scales, labels=spec.labels, has_channels="c" in spec.axes
+    )
 
 
 def _zarr3_group(spec: OutputSpec) -> dict[str, Json]:

@@ -6,7 +6,6 @@ import numpy as np
 
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import Format, OutputSpec
-from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.volumes.provenance import in_attributes
 
 _ZSTD: Json = {"name": "zstd", "configuration": {"level": 1}}
@@ -21,21 +20,24 @@ def zarr3_metadata(spec: OutputSpec, compressor: Json = _ZSTD) -> Json:
     """
     codecs: list[Json] = [{"name": "bytes"}, compressor]
     if spec.shard_shape:
-        inner = {"chunk_shape": [spec.channels, *spec.block_shape], "codecs": codecs}
+        inner = {
+            "chunk_shape": spec.along_axes(spec.channels, spec.block_shape),
+            "codecs": codecs,
+        }
         codecs = [{"name": "sharding_indexed", "configuration": inner}]
     grid = {
         "name": "regular",
-        "configuration": {"chunk_shape": [spec.channels, *spec.write_shape]},
+        "configuration": {"chunk_shape": spec.along_axes(spec.channels, spec.write_shape)},
     }
     return {
         "metadata": {
-            "shape": [spec.channels, *spec.bounds.shape],
+            "shape": spec.along_axes(spec.channels, spec.bounds.shape),
             "chunk_grid": grid,
             "data_type": spec.dtype,
-            "dimension_names": list("czyx"),
+            "dimension_names": list(spec.axes),
             "codecs": codecs,
         },
-        "schema": {"dimension_units": _units(spec.voxel_size_nm)},
+        "schema": {"dimension_units": _units(spec)},
     }
 
 
@@ -43,8 +45,8 @@ def zarr2_metadata(spec: OutputSpec) -> Json:
     """Metadata of a new array of Zarr version 2."""
     return {
         "metadata": {
-            "shape": [spec.channels, *spec.bounds.shape],
-            "chunks": [spec.channels, *spec.block_shape],
+            "shape": spec.along_axes(spec.channels, spec.bounds.shape),
+            "chunks": spec.along_axes(spec.channels, spec.block_shape),
             "dtype": np.dtype(spec.dtype).str,
             "dimension_separator": "/",
             "fill_value": 0,
@@ -54,11 +56,12 @@ def zarr2_metadata(spec: OutputSpec) -> Json:
 
 def zarr2_attributes(spec: OutputSpec) -> Json:
     """Attributes of an array of Zarr version 2, which has no other place for names and units."""
-    return {"_ARRAY_DIMENSIONS": list("czyx"), "dimension_units": _units(spec.voxel_size_nm)}
+    return {"_ARRAY_DIMENSIONS": list(spec.axes), "dimension_units": _units(spec)}
 
 
-def _units(voxel_size_nm: VoxelSizeNm) -> list[str | None]:
-    return [None, *(f"{size:.9g} nm" for size in voxel_size_nm)]
+def _units(spec: OutputSpec) -> list[str | None]:
+    units = [None, *(f"{size:.9g} nm" for size in spec.voxel_size_nm)]
+    return units[-len(spec.axes) :]
 
 
 ZARR2 = Format(
