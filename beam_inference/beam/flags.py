@@ -68,6 +68,8 @@ _OWN_FLAGS = (
     "--gpu_sharing",
 )
 """Flags of ours, one of which may have been meant by an unknown one."""
+_USED_BY_ALL = {"--job_name", "--labels", "--label", "--project", "--temp_location"}
+"""Flags of Dataflow that other runners use, too, or that launchers pass in any case."""
 _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 
@@ -87,6 +89,12 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     if options.view_as(DirectOptions).direct_num_workers < 0:
         raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
     standard = options.view_as(StandardOptions)
+    if standard.streaming:
+        raise ConfigError(
+            "--streaming: a job has an end, and is run as a batch. A streaming runner would try "
+            "work that fails again for ever, where the job is to end with a message. Remove the "
+            "flag."
+        )
     runner = runner_name(standard.runner)
     if options.view_as(GoogleCloudOptions).template_location and not is_dataflow(runner):
         raise ConfigError(
@@ -144,6 +152,34 @@ def _flags_of_beam(flags: Sequence[str]) -> Sequence[str]:
     raise ConfigError(
         f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}"
     )
+
+
+def warn_of_unused_flags(flags: Sequence[str], options: PipelineOptions) -> None:
+    """Tell of flags that the chosen runner does not use, such as a machine type on a laptop."""
+    name = _name(options)
+    unused = {
+        DirectOptions: name not in _LOCAL,
+        WorkerOptions: not is_dataflow(name),
+        GoogleCloudOptions: not is_dataflow(name),
+        PortableOptions: not is_portable(options) and not is_dataflow(name),
+    }
+    names: set[str] = set()
+    for kind, is_unused in unused.items():
+        parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+        parser.add_value_provider_argument = parser.add_argument  # type: ignore[attr-defined]  # as Beam's own parser has
+        kind._add_argparse_args(parser)  # type: ignore[arg-type]
+        if is_unused:
+            names.update(parser._option_string_actions)
+    given = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
+    idle = [flag for flag in given if flag in names - _USED_BY_ALL]
+    if idle:
+        logger.warning(
+            "%s %s without effect: the runner %s does not use %s",
+            ", ".join(idle),
+            "is" if len(idle) == 1 else "are",
+            options.view_as(StandardOptions).runner.rpartition(".")[2],
+            "it" if len(idle) == 1 else "them",
+        )
 
 
 def _flags_unknown_to_engine(flags: Sequence[str], unknown: Sequence[str]) -> list[str]:

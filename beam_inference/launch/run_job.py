@@ -273,9 +273,16 @@ def settle(config: JobConfig, flags: Sequence[str], chunks_file: str | None = No
         workers = THIS_PROCESS.processes_per_host * THIS_PROCESS.threads_per_process
         return Setting(None, THIS_PROCESS, workers)
     from beam_inference.beam.engine_checks import settle_engine
-    from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
+    from beam_inference.beam.flags import (
+        beam_options,
+        check_options,
+        place_of,
+        warn_of_unused_flags,
+        workers_of,
+    )
 
     options = beam_options(flags)
+    warn_of_unused_flags(flags, options)
     place = place_of(options)
     # Paths come first, before anything asks services for their buckets.
     check_paths(config, place, chunks_file)

@@ -324,9 +324,10 @@ class _Signs:
 
     def _repeat(self) -> None:
         while True:
-            self._end.wait(self._interval)
+            if self._end.wait(self._interval):
+                return  # the launch removes the sign
             with self._lock:
-                if not self._active or self._end.is_set():
+                if not self._active:
                     self._try_to_remove()
                     self._thread = None
                     return
