@@ -59,6 +59,8 @@ counts most where the arrays are small:
 
 {integers}
 
+{storage}
+
 ## Against other tools
 
 {task}.
@@ -99,6 +101,16 @@ The memory that PyTorch leaves free on its heap differs from process to process 
 whole. The projection is for the worst case that was seen.
 """
 
+_STORAGE_LIBRARIES = ("tensorstore", "cloud-volume")
+
+_STORAGE_SECONDS = {
+    "write_seconds": "write",
+    "read_seconds": "read",
+    "block_seconds": "a block",
+    "cloud_volume_seconds": "cloud-volume",
+}
+"""Headings of times, by their key in the results."""
+
 _STARTUP_GOALS = {
     "`run` with nothing to do": 0.5,
     "`status`": 0.2,
@@ -135,6 +147,7 @@ def page() -> str:
         startup=_startup(),
         gpu=_gpu(),
         integers=_integers(),
+        storage=_storage(),
         memory=_megabytes(growths[0]),
         small_memory=_megabytes(growths[1]),
         tiny_memory=_megabytes(growths[2]),
@@ -384,6 +397,46 @@ _INSTRUCTIONS = {
     "AVX2_VNNI": "AVX2 with VNNI",
     "AVX2": "AVX2 alone",
 }
+
+
+def _storage() -> str:
+    """What outputs cost to store, by format and compression."""
+    found = json.loads((RESULTS / "storage.json").read_text())
+    versions = ", ".join(f"{name} {found['machine'][name]}" for name in _STORAGE_LIBRARIES)
+    lines = [
+        "## Stored bytes\n",
+        (
+            "Affinities of a part of FIB-25 by the network of the tests, and the labels of its "
+            f"bodies:\n{found['voxels']:,} voxels, the last six planes along x mirrored, in blocks "
+            "of 64³, written in two\nchunks of 128³ to a local disk; a shard is as large as a "
+            f"chunk (`python -m benchmarks.storage`;\n{versions}). Seconds are medians to write "
+            "all, to read all, to read\none block by TensorStore, and to read all by cloud-volume. "
+            "Others used the machine meanwhile: they\ntell tenfold differences, not those of a "
+            "third.\n"
+        ),
+        _row("values", "format", "blocks", "share", "objects", *_STORAGE_SECONDS.values()),
+        "|---" * (5 + len(_STORAGE_SECONDS)) + "|",
+    ]
+    for row in found["rows"]:
+        seconds = [row.get(key) for key in _STORAGE_SECONDS]
+        lines.append(
+            _row(
+                row["values"],
+                row["format"],
+                f"{row['codec']}{', in shards' if row['sharded'] else ''}",
+                f"{row['share']:.1%}",
+                row["objects"],
+                *("" if each is None else f"{each:.3f}" for each in seconds),
+            )
+        )
+    lines.append(
+        "\nSo zarr and OME-Zarr outputs are compressed by zstd at level 1, floating-point numbers "
+        "shuffled before\nit, and N5, which has the same codecs and was not measured. Precomputed "
+        "volumes are stored as they\nare unless `output.shard_shape` is given: then by gzip, which "
+        "halves integers and is slow to write.\nLabels take the fewest bytes as "
+        "`compressed_segmentation` in shards."
+    )
+    return "\n".join(lines)
 
 
 def _integers() -> str:

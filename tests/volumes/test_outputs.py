@@ -333,3 +333,28 @@ def test_arrays_of_one_channel_name_their_axes(tmp_path):
     assert [axis["name"] for axis in image["axes"]] == ["z", "y", "x"]
     (scale,) = image["datasets"][0]["coordinateTransformations"]
     assert scale["scale"] == [40, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("format", "shard_shape"),
+    [
+        *((format, None) for format in FORMATS if format != "precomputed"),
+        ("zarr3", (16, 16, 16)),
+    ],
+)
+def test_floating_point_numbers_are_shuffled_and_compressed(tmp_path, format, shard_shape):
+    spec = spec_of(
+        tmp_path,
+        format=format,
+        dtype="float32",
+        bounds=BoundingBox((0, 0, 0), (32, 32, 32)),
+        shard_shape=shard_shape,
+    )
+    array = np.linspace(0, 1, 3 * 32**3, dtype=np.float32).reshape(3, 32, 32, 32)
+    create_output(spec).write(spec.bounds, array)
+    np.testing.assert_array_equal(open_volume(spec.url).read(spec.bounds), array)
+    codec = json.dumps(open_output(spec).store.codec.to_json())
+    assert "blosc" in codec
+    assert "zstd" in codec
+    files = [each for each in (tmp_path / "out").rglob("*") if each.is_file()]
+    assert sum(each.stat().st_size for each in files) < 0.6 * array.nbytes
