@@ -12,7 +12,7 @@ from beam_inference.cli.main import main
 
 def hidden_blocks(volume):
     for block in list(volume.rglob("*-*_*")):
-        block.rename(block.with_name(block.name + ".gz"))
+        block.rename(block.with_name(block.name + ".bz2"))
 
 
 # What a user can get wrong: sections of the job, what to do to the volume before, more arguments,
