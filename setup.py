@@ -51,6 +51,7 @@ setup(
         "formats": [
             "brotli>=1.1",
             "h5py>=3.11",
+            "isal>=1.7",
             "mrcfile>=1.5",
             "nibabel>=5.2",
             "pillow>=10.3",

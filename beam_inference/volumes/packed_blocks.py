@@ -9,13 +9,12 @@ from __future__ import annotations
 import lzma
 import os
 import stat
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorstore as ts
@@ -25,6 +24,11 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
 from beam_inference.foreign_text import describe_error
 from beam_inference.volumes.volume import TensorStore, Volume
+
+try:  # nearly twice as fast
+    from isal import isal_zlib as inflate
+except ImportError:
+    import zlib as inflate  # type: ignore[no-redef]
 
 _HEADERS = 1 << 16
 """Bytes that a packed or encoded block may have beyond twice its voxels."""
@@ -37,7 +41,7 @@ def _unpack_gzip(packed: bytes, most: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while packed:
-        member = zlib.decompressobj(wbits=31)
+        member = inflate.decompressobj(31)
         part = member.decompress(packed, most - size + 1)
         size += len(part)
         parts.append(part)
@@ -156,7 +160,9 @@ def open_packed(volume: Volume, folder: Path, suffix: str, cache_bytes: int) -> 
             labels=["x", "y", "z", "channel"],
         ),
         chunk_layout=ts.ChunkLayout(
-            grid_origin=start, read_chunk_shape=[*blocks.shape, blocks.channels]
+            inner_order=[3, 2, 1, 0],  # as the voxels lie in a raw block
+            grid_origin=start,
+            read_chunk_shape=[*blocks.shape, blocks.channels],
         ),
         context=ts.Context({"cache_pool": {"total_bytes_limit": cache_bytes}}),
     )
@@ -305,7 +311,7 @@ class _Blocks:
 def unpacking_errors() -> tuple[type[Exception], ...]:
     """What reading and unpacking a block file raises: also errors of the libraries installed."""
     errors: list[type[Exception]] = [ValueError, OSError, EOFError, MemoryError, ImportError]
-    errors += [zlib.error, lzma.LZMAError]
+    errors += [cast("type[Exception]", inflate.error), lzma.LZMAError]
     try:
         import zstandard
 

@@ -89,7 +89,7 @@ def test_other_encodings(encoding, tmp_path):
     ("damage", "message"),
     [
         (lambda content: content[:-9], "ends too early"),
-        (lambda content: b"no gzip" + content, "incorrect header check"),
+        (lambda content: b"no gzip" + content, "Error -[34]"),
         (lambda content: gzip.compress(bytes(10**6)), "unpacks to more than 8,192 bytes"),
         (lambda content: gzip.compress(bytes(100)), "holds 100 bytes, expected 8,192"),
         (lambda content: bytes(10**6), "is larger than a block of 8,192 bytes can be"),
