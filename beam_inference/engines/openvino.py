@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LENGTH_BYTES = 8
+_core_lock = threading.Lock()
 
 
 def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
@@ -123,6 +126,18 @@ def openvino_forward(
 
 
 def _open_core() -> Core:
+    """Return the one core of this process.
+
+    OpenVINO gives the thread that makes a core a stack for signal handlers, and takes it back from
+    whichever thread lets the core go. Were that another thread, the next signal (Ctrl-C, a
+    scheduler's SIGTERM) would end the process by a segmentation fault. So ours is never let go.
+    """
+    with _core_lock:
+        return _make_core()
+
+
+@cache
+def _make_core() -> Core:
     # Its telemetry forks this process and calls home at every conversion; without the package
     # it goes without.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

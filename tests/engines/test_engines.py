@@ -380,6 +380,22 @@ def test_no_process_is_started_and_nobody_is_called_by_a_conversion():
     )
 
 
+def test_a_signal_finds_its_stack_after_a_network_was_let_go_by_another_thread():
+    script = (
+        "import os, signal, sys, threading; sys.path.insert(0, sys.argv[1])\n"
+        "import toy_networks\n"
+        "from beam_inference.engines.openvino import openvino_forward\n"
+        "networks = [openvino_forward(toy_networks.conv().eval(), (1, 1, 4, 8, 8), 1)]\n"
+        "thread = threading.Thread(target=networks.clear)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))\n"
+        "signal.raise_signal(signal.SIGUSR1)\n"
+    )
+    command = [sys.executable, "-c", script, str(Path(__file__).parents[1])]
+    assert subprocess.run(command, check=False).returncode == 7
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint64", "float32"])
 def test_an_empty_patch_does_not_hide_a_wrong_engine(dtype):
     """On zeros both answer the same; on noise they do not."""

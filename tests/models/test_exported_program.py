@@ -143,7 +143,11 @@ HOSTILE = [
     ("graph_module.graph.tensor_values.input.layout", 1),
     (f"{INPUT}.arg", {"as_layout": 1}),
     ("guards_code", ["L['input'].size()[0] <= 4"] * 1001),
-    ("graph_module.graph.sym_int_values.a", [{"expr_str": "s0" + " + 1" * 20}] * 60_000),
+    pytest.param(
+        "graph_module.graph.sym_int_values.a",
+        [{"expr_str": "s0" + " + 1" * 20}] * 60_000,
+        marks=pytest.mark.slow,
+    ),
     (f"{NODE}.target", "torch.ops.aten.conv3d.__class__"),
     (f"{NODE}.target", "torch.ops.aten.__class__.default"),
     (f"{NODE}.target", "torch.ops.aten.conv3d.default.__class__"),
