@@ -38,6 +38,7 @@ def test_other_multiples_are_refused():
         ResidualUNet(widths=(4, 6, 8))(torch.rand(1, 1, 4, 8, 10))
 
 
+@pytest.mark.slow
 def test_it_learns_and_its_weights_run_in_a_job(tmp_path):
     """It finds bright and dark voxels after a few steps, and in the volume of a job."""
     torch.manual_seed(0)

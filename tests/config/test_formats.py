@@ -68,7 +68,7 @@ def test_a_job_into_a_format_that_another_package_brings(tmp_path):
     output = {"format": "zarr3_blosc", "shard_shape": [16, 32, 32]}
     values = job_values(tmp_path / "in", tmp_path / "out", inference=inference, output=output)
     job = str(write_job(tmp_path / "job.yaml", values))
-    for words in (["run", job], ["run", job], ["verify", job]):
+    for words in (["run", job], ["verify", job]):
         ran = run_with_extension(tmp_path / "site", *words)
         assert ran.returncode == 0, ran.stderr
     np.testing.assert_allclose(read_volume(tmp_path / "out")[0], INPUT, rtol=0, atol=OF_RANGE)

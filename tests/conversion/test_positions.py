@@ -17,7 +17,7 @@ from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.opening import open_volume
 
-GROUPS = ["ome_zarr", "ome_zarr_0.4"]
+GROUPS = ["ome_zarr", pytest.param("ome_zarr_0.4", marks=pytest.mark.slow)]
 ARRAYS = ["zarr3", "zarr2", "n5"]
 
 

@@ -33,10 +33,19 @@ def run(tmp_path, values, *flags):
 
 
 @pytest.mark.usefixtures("extension")
-def test_an_engine(volume_in, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        pytest.param(
+            ("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_an_engine(flags, volume_in, tmp_path, capsys):
     model = toy("conv", output_channels=2)
     values = job_values(volume_in, tmp_path / "out", model=model, inference={"engine": "double"})
-    flags = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
     record = run(tmp_path, values, *flags)
     assert record["engine"]["engine"] == "double"
     assert record["versions"]["beam-inference-example"] == "0.1"

@@ -277,10 +277,7 @@ def test_damaged_metadata_are_told_before_anything_is_written(volume_in, tmp_pat
 
 @pytest.mark.parametrize(
     "format",
-    [
-        pytest.param(each, marks=() if each in ("precomputed", "ome_zarr") else pytest.mark.slow)
-        for each in FORMATS
-    ],
+    [pytest.param(each, marks=() if each == "ome_zarr" else pytest.mark.slow) for each in FORMATS],
 )
 def test_commands_on_volumes_tell_what_made_theirs(format, tmp_path, capsys):
     write_volume(tmp_path / "in", np.ones((8, 16, 16), np.uint8))
