@@ -22,7 +22,7 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import ConfigError
 from beam_inference.job.state import STATE_FOLDER
 from beam_inference.view.multiscale import with_draft_version
-from beam_inference.volumes.packed_blocks import UNPACKERS, unpacking_errors
+from beam_inference.volumes.packed_blocks import PACKED_SUFFIXES, unpack_block
 
 StateAt = Callable[[str], Json]
 """Function from BASE to a state as JSON values, in which folder NAME is at ``BASE/NAME``."""
@@ -30,7 +30,7 @@ StateAt = Callable[[str], Json]
 _LARGEST_BLOCK = 1 << 28
 """Bytes that a packed block may unpack to."""
 
-_UNPACKED_HERE = UNPACKERS.keys() - {".gz"}
+_UNPACKED_HERE = set(PACKED_SUFFIXES) - {".gz"}
 
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
@@ -165,8 +165,8 @@ class _Client(tornado.web.StaticFileHandler):
 
 def _unpack(file: Path) -> bytes:
     try:
-        return UNPACKERS[file.suffix](file.read_bytes(), _LARGEST_BLOCK)
-    except unpacking_errors():
+        return unpack_block(file.read_bytes(), file.suffix, _LARGEST_BLOCK)
+    except (ValueError, OSError):
         raise tornado.web.HTTPError(500, f"{file} cannot be unpacked") from None
 
 
@@ -211,7 +211,7 @@ class _Volume(tornado.web.StaticFileHandler):
     def validate_absolute_path(self, root: str, absolute_path: str) -> str:
         """The file to send; 404 for whatever is not a regular file of the volume."""
         requested = Path(absolute_path)
-        packed = (requested.with_name(f"{requested.name}{suffix}") for suffix in UNPACKERS)
+        packed = (requested.with_name(f"{requested.name}{suffix}") for suffix in PACKED_SUFFIXES)
         for path in (requested, *packed):
             try:
                 real = path.resolve(strict=True)

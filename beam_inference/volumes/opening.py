@@ -42,7 +42,7 @@ from beam_inference.volumes.kvstores import (
     with_settings,
 )
 from beam_inference.volumes.ome_zarr import GroupScale
-from beam_inference.volumes.packed_blocks import UNPACKERS, PackedVolume, open_packed
+from beam_inference.volumes.packed_blocks import PACKED_SUFFIXES, PackedVolume, open_packed
 from beam_inference.volumes.volume import Volume, extents
 from beam_inference.volumes.zarr2_records import check_records
 
@@ -126,7 +126,7 @@ def open_source(
     _check_scale_key(volume)
     if check_blocks:
         volume = _open_packed_blocks(volume, cache_bytes)
-        suffixes = tuple(UNPACKERS) if isinstance(volume, PackedVolume) else ()
+        suffixes = PACKED_SUFFIXES if isinstance(volume, PackedVolume) else ()
         check_block_names(name, volume.stored_spec, suffixes)
     return volume
 
@@ -354,15 +354,16 @@ def _open_packed_blocks(volume: Volume, cache_bytes: int) -> Volume:
     else:
         name = _remote_block_of_other_name(volume, scale)
     suffix = None if name is None else unread_suffix(name)
-    if is_local and suffix in UNPACKERS and not scale.get("sharding"):
+    if is_local and suffix in PACKED_SUFFIXES and not scale.get("sharding"):
         return open_packed(volume, Path(kvstore["path"]), suffix, cache_bytes)
     if name is not None:
         raise VolumeError(
             f"{volume.url}/{scale['key']} holds compressed block files such as {name}. TensorStore "
             f"looks for names without {suffix} and would read every voxel as zero. Unpacked on the "
-            f"fly are blocks of local volumes that are not sharded, with {', '.join(UNPACKERS)}. "
-            "Decompress others in place (and take the suffix from the names), copy the volume to "
-            "a local folder, or serve it over HTTP with Content-Encoding set."
+            "fly are blocks of local volumes that are not sharded, with "
+            f"{', '.join(PACKED_SUFFIXES)}. Decompress others in place (and take the suffix from "
+            "the names), copy the volume to a local folder, or serve it over HTTP with "
+            "Content-Encoding set."
         )
     return volume
 

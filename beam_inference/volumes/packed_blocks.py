@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import tensorstore as ts
@@ -32,9 +32,6 @@ except ImportError:
 
 _HEADERS = 1 << 16
 """Bytes that a packed or encoded block may have beyond twice its voxels."""
-
-Unpack = Callable[[bytes, int], bytes]
-"""Unpacks bytes to at most so many; raises ValueError if there are more, or they are damaged."""
 
 
 def _unpack_gzip(packed: bytes, most: int) -> bytes:
@@ -82,16 +79,35 @@ def _check_end(size: int, most: int, *, is_whole: bool) -> None:
         raise ValueError("it ends too early")
 
 
-UNPACKERS: dict[str, Unpack] = {
+_UNPACKERS: dict[str, Callable[[bytes, int], bytes]] = {
     ".gz": _unpack_gzip,
     ".br": _unpack_brotli,
     ".zstd": _unpack_zstd,
     ".xz": _unpack_xz,
 }
-"""What unpacks a block file, by its suffix."""
+
+PACKED_SUFFIXES = tuple(_UNPACKERS)
+"""Suffixes of the block files that can be unpacked."""
 
 _PACKAGES = {".br": "brotli", ".zstd": "zstandard"}
 """Packages that are not Python's own, by the suffix of the blocks that they unpack."""
+
+
+def unpack_block(packed: bytes, suffix: str, most: int) -> bytes:
+    """Unpack the content of a block file.
+
+    Args:
+        packed: the content.
+        suffix: of the file's name.
+        most: bytes that it may unpack to.
+
+    Raises:
+        ValueError: it is damaged, or unpacks to more.
+    """
+    try:
+        return _UNPACKERS[suffix](packed, most)
+    except Exception as error:  # the libraries have errors of their own; some cannot be pickled
+        raise ValueError(describe_error(error)) from None
 
 
 @dataclass(frozen=True)
@@ -233,10 +249,9 @@ class _Blocks:
                 voxels = self._as_voxels(content, shape)
             else:
                 voxels = self._decode(content, name, begin, end)
-        except unpacking_errors() as error:
-            raise ValueError(
-                f"{file} is damaged: {describe_error(error)}. Copy that file again."
-            ) from None
+        except (ValueError, OSError) as error:
+            text = describe_error(error, with_type=False)
+            raise ValueError(f"{file} is damaged: {text}. Copy that file again.") from None
         part = tuple(
             slice(a - b, a - b + n) for a, b, n in zip(first, begin, domain.shape[:3], strict=True)
         )
@@ -245,7 +260,7 @@ class _Blocks:
     def _find(self, name: str) -> Path | None:
         """The file of a block; None if there is none."""
         files = []
-        for suffix in ("", *UNPACKERS):
+        for suffix in ("", *PACKED_SUFFIXES):
             path = self.folder / f"{name}{suffix}"
             try:
                 mode = os.stat(path).st_mode
@@ -268,8 +283,8 @@ class _Blocks:
             packed = opened.read(2 * most + _HEADERS + 1)
         if len(packed) > 2 * most + _HEADERS:
             raise ValueError(f"it is larger than a block of {size:,} bytes can be")
-        unpack = UNPACKERS.get(file.suffix)
-        return packed if unpack is None else unpack(packed, most)
+        is_packed = file.suffix in PACKED_SUFFIXES
+        return unpack_block(packed, file.suffix, most) if is_packed else packed
 
     @property
     def _is_raw(self) -> bool:
@@ -306,22 +321,3 @@ class _Blocks:
         store.kvstore.write(f"{scale['key']}/{name}", content).result()
         voxels: AnyArray = store.read().result()
         return voxels
-
-
-def unpacking_errors() -> tuple[type[Exception], ...]:
-    """What reading and unpacking a block file raises: also errors of the libraries installed."""
-    errors: list[type[Exception]] = [ValueError, OSError, EOFError, MemoryError, ImportError]
-    errors += [cast("type[Exception]", inflate.error), lzma.LZMAError]
-    try:
-        import zstandard
-
-        errors.append(zstandard.ZstdError)
-    except ImportError:
-        pass
-    try:
-        import brotli
-
-        errors.append(brotli.error)
-    except ImportError:
-        pass
-    return tuple(errors)

@@ -105,6 +105,25 @@ def test_a_damaged_block_is_named(damage, message, tmp_path):
         volume.read(volume.bounds)
 
 
+def test_an_error_of_a_library_is_a_damaged_block(tmp_path, monkeypatch):
+    """TensorStore passes on what can be pickled; the errors of isal cannot."""
+
+    class ForeignError(Exception):
+        def __reduce__(self):
+            raise TypeError("it cannot be pickled")
+
+    def refuse(_):
+        raise ForeignError("no gzip")
+
+    image = np.ones((16, 16, 16), dtype=np.uint8)
+    write_volume(tmp_path / "em", image, block_shape=(16, 16, 16))
+    pack(tmp_path / "em", ".gz")
+    monkeypatch.setattr(packed_blocks.inflate, "decompressobj", refuse)
+    volume = open_volume(str(tmp_path / "em"))
+    with pytest.raises(PermanentReadError, match="is damaged: ForeignError: no gzip"):
+        volume.read(volume.bounds)
+
+
 def test_an_absent_block_is_background(image, tmp_path):
     write_volume(tmp_path / "em", image, block_shape=(16, 16, 16))
     sorted(pack(tmp_path / "em", ".gz"))[0].unlink()
