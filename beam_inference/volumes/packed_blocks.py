@@ -106,8 +106,11 @@ def unpack_block(packed: bytes, suffix: str, most: int) -> bytes:
     """
     try:
         return _UNPACKERS[suffix](packed, most)
-    except Exception as error:  # the libraries have errors of their own; some cannot be pickled
-        raise ValueError(describe_error(error)) from None
+    except Exception as error:  # the libraries have errors of their own
+        message = describe_error(error)
+    # Raised here, it has no context. TensorStore pickles the errors of functions that it calls;
+    # tblib, which Dask uses, pickles their contexts, too; and isal's errors cannot be pickled.
+    raise ValueError(message)
 
 
 @dataclass(frozen=True)

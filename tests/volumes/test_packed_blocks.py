@@ -2,6 +2,8 @@
 
 import gzip
 import lzma
+import subprocess
+import sys
 
 import brotli
 import numpy as np
@@ -105,23 +107,30 @@ def test_a_damaged_block_is_named(damage, message, tmp_path):
         volume.read(volume.bounds)
 
 
-def test_an_error_of_a_library_is_a_damaged_block(tmp_path, monkeypatch):
-    """TensorStore passes on what can be pickled; the errors of isal cannot."""
+def test_errors_of_libraries_do_not_stick_to_those_that_tensorstore_pickles(tmp_path):
+    """Dask lets exceptions be pickled with their contexts; the errors of isal cannot be."""
+    with pytest.raises(ValueError, match="Error -") as raised:
+        packed_blocks.unpack_block(b"no gzip" * 99, ".gz", 100)
+    assert raised.value.__context__ is None
 
-    class ForeignError(Exception):
-        def __reduce__(self):
-            raise TypeError("it cannot be pickled")
 
-    def refuse(_):
-        raise ForeignError("no gzip")
-
+def test_a_damaged_block_is_named_where_contexts_are_pickled(tmp_path):
     image = np.ones((16, 16, 16), dtype=np.uint8)
     write_volume(tmp_path / "em", image, block_shape=(16, 16, 16))
-    pack(tmp_path / "em", ".gz")
-    monkeypatch.setattr(packed_blocks.inflate, "decompressobj", refuse)
-    volume = open_volume(str(tmp_path / "em"))
-    with pytest.raises(PermanentReadError, match="is damaged: ForeignError: no gzip"):
-        volume.read(volume.bounds)
+    (file,) = pack(tmp_path / "em", ".gz")
+    file.write_bytes(b"no gzip" * 99)
+    script = (
+        "import tblib.pickling_support, sys\n"
+        "tblib.pickling_support.install()\n"
+        "from beam_inference.errors import PermanentReadError\n"
+        "from beam_inference.volumes.opening import open_volume\n"
+        "volume = open_volume(sys.argv[1])\n"
+        "try:\n    volume.read(volume.bounds)\n"
+        "except PermanentReadError as error:\n    print(error)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "em")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"{file.name} is damaged: " in done.stdout
 
 
 def test_an_absent_block_is_background(image, tmp_path):
