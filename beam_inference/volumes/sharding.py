@@ -16,6 +16,7 @@ import numpy as np
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.errors import AlignmentError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx, ceil_div
@@ -105,30 +106,53 @@ def shards_in(scale: Json, box: BoundingBox) -> Iterator[tuple[str, BoundingBox]
     """
     if scale["sharding"]["hash"] != "identity":
         return
-    z, y, x = scale["chunk_size"][::-1]
-    size = scale["size"][::-1]
-    origin = scale["voxel_offset"][::-1]
-    bounds = BoundingBox(tuple(origin), tuple(a + n for a, n in zip(origin, size, strict=True)))
+    bounds, block_shape = _bounds_and_blocks(scale)
     sharding = scale["sharding"]
     low = sharding["preshift_bits"] + sharding["minishard_bits"]
-    shapes = shard_shapes(bounds.shape, (z, y, x))
+    shapes = shard_shapes(bounds.shape, block_shape)
     # there may be more bits than blocks
     shards = ChunkGrid(bounds, shapes[min(low, len(shapes) - 1)])
-    blocks = ChunkGrid(bounds, (z, y, x)).shape
-    first, last = (
-        [(at - a) // n for at, a, n in zip(corner, origin, shards.chunk_shape, strict=True)]
-        for corner in (box.start, tuple(stop - 1 for stop in box.stop))
-    )
-    for position in product(*(range(a, b + 1) for a, b in zip(first, last, strict=True))):
+    blocks = ChunkGrid(bounds, block_shape).shape
+    for position in _positions(shards, box):
         part = shards.core_box(shards.index(position)).intersection(box)
-        steps = [
-            p * n // b for p, n, b in zip(position, shards.chunk_shape, (z, y, x), strict=True)
-        ]
+        steps = zyx.triple(
+            p * n // b for p, n, b in zip(position, shards.chunk_shape, block_shape, strict=True)
+        )
         number = _morton(steps, blocks) >> low
         yield f"{scale['key']}/{number:0{ceil_div(sharding['shard_bits'], 4)}x}.shard", part
 
 
-def _morton(position: list[int], blocks: Zyx) -> int:
+def numbered_blocks(scale: Json, box: BoundingBox) -> Iterator[tuple[int, BoundingBox]]:
+    """Numbers of the blocks that a box touches, and what it has of each.
+
+    Args:
+        scale: the scale's metadata.
+        box: the box.
+    """
+    blocks = ChunkGrid(*_bounds_and_blocks(scale))
+    for position in _positions(blocks, box):
+        part = blocks.core_box(blocks.index(position)).intersection(box)
+        yield _morton(position, blocks.shape), part
+
+
+def _bounds_and_blocks(scale: Json) -> tuple[BoundingBox, Zyx]:
+    """A scale's extent and the shape of its blocks, ZYX."""
+    start = zyx.triple(scale["voxel_offset"][::-1])
+    stop = zyx.add(start, zyx.triple(scale["size"][::-1]))
+    return BoundingBox(start, stop), zyx.triple(scale["chunk_size"][::-1])
+
+
+def _positions(grid: ChunkGrid, box: BoundingBox) -> Iterator[Zyx]:
+    """Positions in a grid of the cells that a box touches."""
+    first, last = (
+        [(at - a) // n for at, a, n in zip(corner, grid.roi.start, grid.chunk_shape, strict=True)]
+        for corner in (box.start, tuple(stop - 1 for stop in box.stop))
+    )
+    for position in product(*(range(a, b + 1) for a, b in zip(first, last, strict=True))):
+        yield zyx.triple(position)
+
+
+def _morton(position: Zyx, blocks: Zyx) -> int:
     """The compressed Morton code of a block, ZYX."""
     code = bit = 0
     for level in range(max(blocks).bit_length()):

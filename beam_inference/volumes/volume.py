@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
+import numpy as np
 import tensorstore as ts
 
 from beam_inference import arrays
@@ -38,6 +39,7 @@ from beam_inference.volumes.kvstores import (
     one_line,
     status,
 )
+from beam_inference.volumes.packed_shards import packs_shards, write_shards
 from beam_inference.volumes.sharding import blank_shards
 
 logger = logging.getLogger(__name__)
@@ -240,7 +242,15 @@ class Volume:
         """
         z0, y0, x0 = box.start
         z1, y1, x1 = box.stop
+        scale = self.precomputed_scale
         try:
+            if scale is not None and packs_shards(scale):
+                keep_blank = bool(self.stored_spec.get("store_data_equal_to_fill_value"))
+                values = np.asarray(array, self.dtype)
+                write_shards(
+                    self.kvstore, scale, box, values, keep_blank=keep_blank, timeout=timeout
+                )
+                return
             # TensorStore leaves such a shard as it was
             for key in self._blank_shards(box, array):
                 self.kvstore.write(key, None).result(timeout=timeout)
