@@ -320,3 +320,9 @@ def finer() -> nn.Module:
     """Eight voxels for each of its input, of which it needs one more on each side."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.ConvTranspose3d(4, 2, 2, stride=2))
+
+
+def valid_plane() -> nn.Module:
+    """A 2-D network without padding, which takes a margin of one voxel on each side."""
+    torch.manual_seed(0)
+    return nn.Conv2d(1, 2, 3)

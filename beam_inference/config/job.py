@@ -39,13 +39,20 @@ from beam_inference.config.operators import (
     largest_label,
     total_halo,
 )
+from beam_inference.config.planes import (
+    CombinePlanes,
+    Plane,
+    PlaneSum,
+    check_planes,
+    normal_axis,
+)
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Bounds, Input, Mask, Output, Roi
 from beam_inference.geometry.blending import BlendWindow
 from beam_inference.geometry.exact_sums import bound_above
 from beam_inference.geometry.grids import LatticeKind
 from beam_inference.geometry.plan import Strategy
-from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, is_same_size
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, is_same_size, triple
 
 MOST_DEPTH = 64
 """Most ``job.io_depth``: each takes two threads, and an input and a result in memory."""
@@ -55,6 +62,9 @@ MOST_SECTIONS = 255
 
 OUTPUT = "output"
 """The key of the output that every job has."""
+
+_SECTIONS_ALONG_Z: list[Plane] = ["yx"]
+"""The planes of a 2-D network that names none."""
 
 MOST_THREADS = 1024
 """Most ``inference.threads``: no machine has more cores, and each thread takes memory."""
@@ -133,6 +143,21 @@ class Network(Model):
             "its output belongs to the middle one"
         ),
     )
+    planes: Annotated[list[Plane], Field(min_length=1)] | None = Field(
+        None,
+        description=(
+            "of a 2-D network, the planes that it is run over, such as [yx, zx, zy]; patches are "
+            "then 3-D. Default: sections along z, one by one"
+        ),
+    )
+    combine_planes: CombinePlanes = Field(
+        "mean",
+        description=(
+            "how the answers of several planes become one. mean: of each channel. vote: the share "
+            "of the planes for which a channel is the largest. {sum: [{zx: 0, zy: 0}, …]}: of the "
+            "channels named, for each output channel"
+        ),
+    )
     output_scale: Shape = Field(
         (1, 1, 1),
         description=(
@@ -155,15 +180,32 @@ class Network(Model):
     @property
     def input_margin(self) -> Zyx:
         """Voxels by which the input exceeds its patch, per side: with neighbouring sections."""
-        z, y, x = self.crop_margin
-        return (z + self.sections // 2, y, x)
+        if self.dims == 3:
+            return self.crop_margin
+        normals = {normal_axis(plane) for plane in self.planes or _SECTIONS_ALONG_Z}
+        around = self.sections // 2
+        return triple(
+            max(margin, around if axis in normals else 0)
+            for axis, margin in enumerate(self.crop_margin)
+        )
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Lowest and highest value of a network without heads; None if it is not known."""
+        if self.combine_planes == "vote":
+            return (0.0, 1.0)
+        if self.activation == "none":
+            return None
+        if isinstance(self.combine_planes, PlaneSum):
+            return (0.0, float(self.combine_planes.most_terms))
+        return (0.0, 1.0)
 
     @property
     def stated_bound(self) -> float | None:
         """The power of two that the network's values stay within; None if only a trial can tell."""
         if self.prediction_bound is not None:
             return bound_above(self.prediction_bound)
-        return None if self.activation == "none" else 1.0
+        return None if self.interval is None else bound_above(self.interval[1])
 
     @property
     def stated_bounds(self) -> tuple[float | None, ...]:
@@ -273,10 +315,59 @@ class Network(Model):
         self._check_channels()
         self._check_heads()
         self.stated_bound  # noqa: B018  # raises ValueError for one that is out of reach
-        if self.dims == 2 and self.crop_margin[0]:
-            raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
         self._check_sections()
+        self._check_planes()
         return self
+
+    def _check_planes(self) -> None:
+        if self.dims == 3 and self.planes is not None:
+            raise ValueError(
+                f"planes: {self.planes} are of a network that takes (N, C, Y, X), and dims is 3: "
+                "write dims: 2, or remove planes"
+            )
+        if self.dims == 3:
+            return
+        planes = self.planes or _SECTIONS_ALONG_Z
+        check_planes(planes)
+        for axis, margin in zip("zyx", self.crop_margin, strict=True):
+            if margin and not any(axis in plane for plane in planes):
+                raise ValueError(
+                    f"a 2-D network (dims: 2) has no crop_margin on {axis}, which none of its "
+                    "planes has: it must be 0"
+                )
+        self._check_combined_planes(planes)
+
+    def _check_combined_planes(self, planes: list[Plane]) -> None:
+        combine = self.combine_planes
+        if combine == "mean":
+            return
+        if self.planes is None:
+            raise ValueError("combine_planes has no effect without planes: remove it")
+        name = combine if isinstance(combine, str) else "sum"
+        if self.heads is not None or self.denormalize:
+            raise ValueError(
+                f"combine_planes: {name} does not go with "
+                f"{'denormalize' if self.heads is None else 'heads'}: write combine_planes: mean, "
+                "or remove one of them"
+            )
+        if not isinstance(combine, PlaneSum):
+            if self.output_channels == 1:
+                raise ValueError(
+                    "combine_planes: vote is of several classes, and output_channels is 1: write "
+                    "combine_planes: mean"
+                )
+            return
+        if len(combine.sum) != self.output_channels:
+            raise ValueError(
+                f"combine_planes.sum describes {len(combine.sum)} channels, output_channels says "
+                f"{self.output_channels}"
+            )
+        named = {plane for terms in combine.sum for plane in terms}
+        if named != set(planes):
+            raise ValueError(
+                f"combine_planes.sum names the planes {', '.join(sorted(named))}, and planes says "
+                f"{', '.join(planes)}: they must be the same"
+            )
 
     def _check_sections(self) -> None:
         if self.sections == 1:
@@ -723,7 +814,7 @@ class JobConfig(Model):
     @property
     def network_interval(self) -> tuple[float, float] | None:
         """Lowest and highest value of the output's head, known after an activation; else None."""
-        return None if self.output_model.activation == "none" else (0.0, 1.0)
+        return self.output_model.interval
 
     @property
     def output_interval(self) -> tuple[float, float] | None:
@@ -739,8 +830,10 @@ class JobConfig(Model):
     def largest_predictions(self) -> tuple[float, ...]:
         """The largest magnitude that the activation of each head allows; infinity without one."""
         heads = self.model.heads
-        activations = [self.model.activation] if heads is None else [h.activation for h in heads]
-        return tuple(math.inf if each == "none" else 1.0 for each in activations)
+        if heads is None:
+            interval = self.model.interval
+            return (math.inf if interval is None else interval[1],)
+        return tuple(math.inf if head.activation == "none" else 1.0 for head in heads)
 
     @model_validator(mode="before")
     @classmethod
@@ -862,6 +955,7 @@ class JobConfig(Model):
             "inference.precision: int8": inference.precision == "int8",
             "input.fill: reflect": self.input.fill == "reflect",
             "model.dims: 2": self.model.dims == 2 and scale[0] != 1,
+            "model.planes": self.model.planes is not None,
             "inference.augment": inference.augment in ("xy", "xyz") and scale[1] != scale[2],
         }
         for key, is_asked in refused.items():
@@ -881,11 +975,16 @@ class JobConfig(Model):
                 "normalised, and a step of model.normalize is by: patch, which takes what lies "
                 "there into account: write input.fill_units: stored"
             )
-        if model.dims == 2 and inference.patch_shape[0] != 1:
+        is_of_sections = model.dims == 2 and model.planes is None
+        if is_of_sections and inference.patch_shape[0] != 1:
             raise ValueError(
                 "a 2-D network (model.dims: 2) takes patches of depth 1, but "
                 f"inference.patch_shape is {list(inference.patch_shape)}: its first number must "
-                "be 1"
+                "be 1, unless model.planes says over which planes of a patch it is run"
+            )
+        if model.planes is not None and inference.precision == "int8":
+            raise ValueError(
+                "inference.precision: int8 does not go with model.planes: write precision: float32"
             )
         if inference.augment != "none" and model.channels is None:
             raise ValueError(
@@ -902,7 +1001,7 @@ class JobConfig(Model):
                 "inference.augment: {mirror: [y, x]}, which only flips"
             )
         flips = inference.augment.mirror if isinstance(inference.augment, Mirror) else []
-        if model.dims == 2 and (inference.augment == "xyz" or "z" in flips):
+        if is_of_sections and (inference.augment == "xyz" or "z" in flips):
             raise ValueError(
                 "a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy, or "
                 "{mirror: [y, x]}"

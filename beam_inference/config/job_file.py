@@ -110,6 +110,7 @@ _BRANCHED = (
     "inference.chunk_shape",
     "input.box",
     "input.scale",
+    "model.combine_planes",
 )
 
 

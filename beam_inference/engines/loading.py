@@ -22,6 +22,7 @@ from beam_inference.engines.exact_sums_check import check_exact_sums
 from beam_inference.engines.identity import identity_predictor
 from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.numpy_forward import numpy_forward
+from beam_inference.engines.over_planes import plane_batch_shapes, run_over_planes
 from beam_inference.engines.per_shape import per_shape
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.scaled import scale_output
@@ -74,6 +75,9 @@ def load_predictor(
     if model.output_scale != (1, 1, 1):
         scaled = scale_output(predictor.predict, predictor.device, model.output_scale)
         predictor = replace(predictor, predict=scaled)
+    if model.planes is not None:
+        over_planes = run_over_planes(predictor.predict, predictor.device, model)
+        predictor = replace(predictor, predict=over_planes)
     if inference.augment == "none":
         return predictor
     from beam_inference.engines.augmented import augment, symmetries
@@ -297,17 +301,22 @@ def _check_runs(engine: Engine, loaded: LoadedNetwork, model: Network) -> None:
         )
 
 
+def _batch_shapes(model: Network, inference: Inference) -> list[tuple[int, ...]]:
+    """Shapes of the batches that a network is called with: several, over planes of several."""
+    grown = grown_shape(inference.patch_shape, model.crop_margin)
+    size = inference.patches_per_call
+    patch = zyx.ceil_div_each(grown, model.output_scale)
+    if model.dims == 2:
+        return plane_batch_shapes(model, patch, size)
+    return [(size, model.input_channels, *patch)]
+
+
 def _request(source: _Source, model: Network, inference: Inference) -> LoadRequest:
     """What an engine is to load for a job's batches."""
-    patch = zyx.ceil_div_each(
-        grown_shape(inference.patch_shape, model.input_margin), model.output_scale
-    )
-    is_plane = model.dims == 2
-    channels = model.input_channels * (patch[0] if is_plane else 1)
     return LoadRequest(
         network=source.network,
         kind=source.kind,
-        batch_shape=(inference.patches_per_call, channels, *patch[is_plane:]),
+        batch_shape=_batch_shapes(model, inference)[0],
         device=source.device,
         weights=None if model.weights is None else existing_file(model.weights, "model.weights"),
         model=model,
@@ -340,7 +349,7 @@ def _forward(
         return forward
 
     try:
-        return per_shape(convert, request.batch_shape)
+        return per_shape(convert, _batch_shapes(model, inference))
     except DeviceOutOfMemory as error:
         raise EngineError(
             f"inference.engine: {inference.engine}: out of memory for a batch of "

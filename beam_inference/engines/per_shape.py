@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from beam_inference.engines.protocol import Forward
 
 
-def per_shape(make: Callable[[tuple[int, ...]], Forward], shape: tuple[int, ...]) -> Forward:
+def per_shape(
+    make: Callable[[tuple[int, ...]], Forward], shapes: Sequence[tuple[int, ...]]
+) -> Forward:
     """A forward pass for batches of any shape.
 
     Args:
         make: makes a forward pass for one shape, when a batch of it is first met. Only a device
-            that runs out of memory needs a second one.
-        shape: for which one is made at once.
+            that runs out of memory needs others than ``shapes``.
+        shapes: for which they are made at once; batches of one size.
     """
-    made = {shape: make(shape)}  # one at a time: the old one's memory is what is short
+    made = {shape: make(shape) for shape in shapes}
 
     def forward(batch: Any) -> Any:
         batch_shape = tuple(batch.shape)
         if batch_shape not in made:
-            made.clear()
+            if any(len(batch) != size for size, *_ in made):
+                made.clear()  # the memory of those for larger batches is what is short
             made[batch_shape] = make(batch_shape)
         return made[batch_shape](batch)
 

@@ -48,6 +48,8 @@ def predict(
     output_channels: int = 1,
     dims: Literal[2, 3] = 3,
     sections: int = 1,
+    planes: Sequence[str] | None = None,
+    combine_planes: str | Mapping[str, Sequence[Mapping[str, int]]] = "mean",
     normalize: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] = "none",
     denormalize: bool = False,
     activation: Literal["none", "sigmoid", "softmax"] = "none",
@@ -93,6 +95,10 @@ def predict(
         output_channels: channels of the network's output.
         dims: 2 for a network of planes, which takes (N, C, Y, X).
         sections: of such a network, how many neighbouring sections it takes as channels.
+        planes: the planes that such a network is run over, such as ``["yx", "zx", "zy"]``; patches
+            are then 3-D.
+        combine_planes: how its answers for them become one: "mean", "vote" or a mapping with
+            ``sum``.
         normalize: from stored values to the network's input: "none", "unit", or a mapping with
             ``scale``, ``offset`` and ``clip``, or a list of steps.
         denormalize: whether that is undone on the network's values.
@@ -131,6 +137,8 @@ def predict(
             "output_channels": output_channels,
             "dims": dims,
             "sections": sections,
+            "planes": None if planes is None else list(planes),
+            "combine_planes": combine_planes,
             "channels": None if augment == "none" else [{}] * output_channels,
             "normalize": normalize,
             "denormalize": denormalize,
