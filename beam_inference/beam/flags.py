@@ -57,6 +57,7 @@ _OWN_FLAGS = (
     "--max_failed_chunks",
     "--set",
     "--chunks",
+    "--redo",
     "--overwrite",
     "--allow_pickle",
     "--trust_model",

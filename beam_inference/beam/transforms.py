@@ -27,7 +27,7 @@ from beam_inference.errors import Stage, WorkerFault
 from beam_inference.geometry.partition import in_runs, index_ranges
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.messages import Launch, Record
-from beam_inference.job.runs import missing_runs, run_length_of, runs_of_file
+from beam_inference.job.runs import missing_runs, run_length_of, runs_of_list
 from beam_inference.worker.worker import Worker
 
 Run = tuple[int, ...]
@@ -103,7 +103,7 @@ class GenerateRuns(beam.PTransform):
     expand them: each lists the receipts in its range and emits the chunks that have none.
 
     Plain functions: :func:`beam_inference.job.runs.missing_runs`,
-    :func:`beam_inference.job.runs.runs_of_file`.
+    :func:`beam_inference.job.runs.runs_of_list`.
 
     Args:
         launch: the launch.
@@ -126,7 +126,7 @@ class GenerateRuns(beam.PTransform):
         job = self._launch.read_job()
         count = job.plan.chunks.count
         length = run_length(self._launch, self._workers)
-        if self._launch.chunks_file is None:
+        if self._launch.chunk_list is None:
             ranges = launch_ranges(self._launch, self._workers)
             runs = (
                 source
@@ -137,11 +137,11 @@ class GenerateRuns(beam.PTransform):
         else:
             runs = (
                 source
-                | "ChunksFile" >> _CreateAfter([self._launch.chunks_file])
-                | "RunsOfFile"
-                >> beam.FlatMap(
-                    runs_of_file, job.fingerprint, count, length, job.config.storage
-                ).with_output_types(Run)
+                | "ChunkList" >> _CreateAfter([self._launch.chunk_list])
+                | "RunsOfList"
+                >> beam.FlatMap(runs_of_list, count, length, job.config.storage).with_output_types(
+                    Run
+                )
             )
         return runs | beam.Reshuffle()
 
@@ -325,7 +325,7 @@ class InferVolume(beam.PTransform):
         launch = self._launch
         runs = source | GenerateRuns(launch, self._workers, input_kind=self._input_kind)
         # Chunks that are done alone are computed without their neighbours, which may never be done.
-        is_alone = launch.chunks_file is not None or self._input_kind == "chunks"
+        is_alone = launch.chunk_list is not None or self._input_kind == "chunks"
         if launch.read_job().plan.exchange is None or is_alone:
             return runs | "InferChunks" >> beam.ParDo(InferChunks(launch)).with_output_types(Record)
         if launch.shard is not None:

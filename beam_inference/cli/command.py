@@ -51,7 +51,8 @@ class PipelineOptions(Options):
     @property
     def command_to_continue(self) -> str:
         """The command that does what is missing, as it can be typed into a shell."""
-        return shlex.join(word for word in self.command_line if word != "--overwrite")
+        anew = ("--overwrite", "--redo")
+        return shlex.join(word for word in self.command_line if word not in anew)
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)

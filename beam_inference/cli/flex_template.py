@@ -39,7 +39,8 @@ _FIELDS = {
     "roi": _Field("Region of interest", "TEXT", f"^{_CORNER}:{_CORNER}$"),
     "resume": _Field("Resume", "BOOLEAN"),
     "max_failed_chunks": _Field("Bound of quarantined chunks", "NUMBER", "^[0-9]+$"),
-    "chunks": _Field("Chunks file", "GCS_READ_FILE"),
+    "chunks": _Field("Chunks", "TEXT"),
+    "redo": _Field("Do these chunks again", "BOOLEAN"),
     "sample": _Field("Share of the chunks", "NUMBER", "^(0?\\.[0-9]+|1(\\.0*)?|[0-9.]+e-[0-9]+)$"),
     "seed": _Field("Seed of the sample", "NUMBER", "^[0-9]+$"),
     "overwrite": _Field("Overwrite", "BOOLEAN"),
@@ -116,7 +117,7 @@ def _parameter(parser: argparse.ArgumentParser, action: argparse.Action, group: 
         parameter["enumOptions"] = [
             {"value": value, "label": value} for value in action.choices or ()
         ]
-    if action.default is not None:
+    if action.default not in (None, []):
         parameter["defaultValue"] = (
             str(action.default).lower() if field.type == "BOOLEAN" else str(action.default)
         )

@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 class RunOptions(JobOptions, PipelineOptions, TrustOptions):
     """Options of ``run``."""
 
-    chunks: str | None
+    chunks: tuple[str, ...]
+    redo: bool
     sample: float | None
     seed: int
     shard: Shard | Literal["auto"] | None
@@ -72,6 +73,7 @@ def add(subparsers: Subparsers) -> None:
         "job.yaml",
         "job.yaml --sample 0.001",
         "job.yaml --chunks quarantine.jsonl",
+        "job.yaml --chunks 0:64,512:1024,0:256 --redo",
         "job.yaml --shard 3/7 --stop_after 3h50m",
         "gs://bucket/job.yaml --runner=DataflowRunner --project=… --region=… "
         "--sdk_container_image=…",
@@ -132,8 +134,19 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument(
         "--chunks",
-        metavar="FILE",
-        help="do only the chunks in this file: a quarantine file, or one chunk index per line",
+        metavar="WHICH",
+        action="append",
+        default=[],
+        help=(
+            "do only these chunks: indices (3,5,10-20), those that a box touches "
+            "(z0:z1,y0:y1,x0:x1), or a file of them: a quarantine file, lines, CSV, or a state of "
+            "Neuroglancer with boxes"
+        ),
+    )
+    parser.add_argument(
+        "--redo",
+        action="store_true",
+        help="do the chunks that --chunks names again, also those that are done",
     )
     parser.add_argument(
         "--sample",
@@ -213,7 +226,8 @@ def _run(options: RunOptions) -> int:
         outcome = run_job(
             config,
             flags,
-            chunks_file=options.chunks,
+            chunks=options.chunks,
+            redo=options.redo,
             sample=None if options.sample is None else (options.sample, options.seed),
             shard=chosen,
             stop_after=options.stop_after,

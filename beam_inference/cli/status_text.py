@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from beam_inference.job.status import JobStatus
     from beam_inference.job.verification import VerifyReport
     from beam_inference.launch.output_pyramid import PyramidStatus
-    from beam_inference.launch.run_job import JobOutcome
+    from beam_inference.launch.run_job import JobOutcome, Redone
 
 _LISTED_CHUNKS = 10
 """Most chunks that are listed one by one."""
@@ -53,6 +53,7 @@ def outcome_values(outcome: JobOutcome, config: JobConfig) -> Json:
         "error": outcome.error,
         "staged_at": outcome.staged_at,
         "shard": None if outcome.shard is None else str(outcome.shard),
+        "redone": None if outcome.redone is None else asdict(outcome.redone),
         "output": config.output.path,
         "outputs": {key: each.output.path for key, each in config.by_output.items()},
         "state": default_state_url(config),
@@ -159,6 +160,8 @@ def print_outcome(
     if outcome.summary is not None:
         done += f" ({outcome.summary.done} by this launch)"
     print(done)
+    if outcome.redone is not None:
+        _print_redone(outcome.redone)
     _print_beyond_bound(outcome.patches_beyond_bound)
     _print_quarantined(outcome.quarantined)
     _print_what_to_do_again(outcome, config, command)
@@ -182,6 +185,21 @@ def _print_shard(outcome: JobOutcome, shard: Shard, command: str) -> None:
         print("share done, job not complete; once all shards are done: beam-inference finish")
     else:
         print(f"share not done; to do what is missing of it: {command}")
+
+
+def _print_redone(redone: Redone) -> None:
+    """Print whether chunks that were done again have the values that they had."""
+    if not redone.changed:
+        print(f"{redone.chunks} chunks were done again, with the same values as before")
+        return
+    some = ", ".join(map(str, redone.changed[:_LISTED_CHUNKS]))
+    more = " …" if len(redone.changed) > _LISTED_CHUNKS else ""
+    print(
+        f"{len(redone.changed)} of {redone.chunks} chunks that were done again have other values "
+        f"than before: {some}{more}. Something that the job does not record has changed, such as "
+        "the content of the input. Make again what was made of the former values, such as scales "
+        "of a pyramid"
+    )
 
 
 def _print_beyond_bound(patches: int) -> None:
@@ -229,11 +247,12 @@ def _print_last_line(
 
 
 def _command_for_the_rest(command_line: Sequence[str], config: JobConfig) -> list[str]:
-    """The command that does what is missing: without a choice of chunks and without --overwrite."""
+    """The command that does what is missing: without a choice of chunks, and nothing again."""
     choosing = ("--chunks", "--sample", "--seed")
+    dropped = (*choosing, "--redo", "--overwrite")
     command = []
     for before, word in zip(["", *command_line], command_line, strict=False):
-        if before not in choosing and word.partition("=")[0] not in (*choosing, "--overwrite"):
+        if before not in choosing and word.partition("=")[0] not in dropped:
             command.append(word)
     if not config.job.resume:  # chunks that are done would be done again
         command += ["--set", "job.resume=true"]

@@ -37,8 +37,8 @@ class Launch:
         threads_per_process: harness threads that share a worker.
         io_depth: most chunks that a run reads ahead, and most that it is writing.
         contract_checked: whether the launcher has run the network; if not, each worker does first.
-        chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it
-            themselves.
+        chunk_list: URL of the indices of the chunks to do, in the state folder, where it is not all
+            of the range; workers read it themselves.
         shard: the share of the chunks that is done, where it is not all.
         claim_length: chunks that a worker claims at once, so that other launches of the job leave
             them to it; None where it claims none.
@@ -52,7 +52,7 @@ class Launch:
     trust: Trust
     threads_per_process: int
     contract_checked: bool
-    chunks_file: str | None = None
+    chunk_list: str | None = None
     io_depth: int = 1
     shard: Shard | None = None
     claim_length: int | None = None
@@ -77,7 +77,7 @@ class Launch:
     @property
     def does_all_missing(self) -> bool:
         """Whether all chunks are to be done that have no receipt: neither more nor fewer."""
-        return self.honour_receipts and self.chunks_file is None and self.shard is None
+        return self.honour_receipts and self.chunk_list is None and self.shard is None
 
     @property
     def chunk_range(self) -> tuple[int, int]:

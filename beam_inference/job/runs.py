@@ -1,4 +1,4 @@
-"""Chunks that are to be done, as runs: those without a receipt, or those that a file names."""
+"""Chunks that are to be done, as runs: those without a receipt, or those that a launch lists."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from math import ceil
 
-from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.errors import VolumeError, WorkerFault
+from beam_inference.foreign_text import clean_text
 from beam_inference.geometry.partition import in_runs
 from beam_inference.job.chunk_records import list_absent
 from beam_inference.job.resolved_job import ResolvedJob
@@ -41,62 +41,33 @@ def missing_runs(
         yield tuple(run)
 
 
-def runs_of_file(
-    url: str, fingerprint: str, count: int, length: int, storage: Storage = LOCAL
+def runs_of_list(
+    url: str, count: int, length: int, storage: Storage = LOCAL
 ) -> Iterator[tuple[int, ...]]:
-    """Yield runs of the chunks that a file names; see :func:`chunks_of_file`."""
-    yield from in_runs(chunks_of_file(url, fingerprint, count, storage), length)
+    """Yield runs of the chunks that a launch's list names; see :func:`read_chunk_list`."""
+    yield from in_runs(read_chunk_list(url, count, storage), length)
 
 
-def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LOCAL) -> list[int]:
-    """Read the chunks that a file names: a quarantine file, or chunk indices, one a line.
+def read_chunk_list(url: str, count: int, storage: Storage = LOCAL) -> list[int]:
+    """Read the chunks that a launch does, from the list that it wrote into the state folder.
 
     Args:
-        url: URL of the file.
-        fingerprint: fingerprint of the job.
+        url: URL of the list: indices in ascending order, one a line.
         count: number of the job's chunks.
         storage: settings of the object stores.
 
-    Returns:
-        Indices in ascending order, each once.
-
     Raises:
-        ConfigError: the file is absent, belongs to a job with another fingerprint, or names a chunk
-            that is not one of the ``count`` chunks of the job.
+        WorkerFault: the list is gone, or not as it was written.
     """
     try:
-        text = read_file(url, storage)
-    except VolumeError as error:
-        raise ConfigError(f"cannot read the chunks file: {error}") from None
-    chunks = set()
-    for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            entry = parse_json(line)
-            index = entry["chunk"] if isinstance(entry, dict) else entry
-        except (ValueError, KeyError):
-            index = None
-        if type(index) is not int:
-            raise ConfigError(
-                f"line {number} of the chunks file {url} is neither a chunk index nor a quarantine "
-                f"record: {line[:80]}"
-            )
-        if isinstance(entry, dict) and entry.get("fingerprint") != fingerprint:
-            raise ConfigError(
-                f"the chunks file {url} belongs to another job (fingerprint "
-                f"{str(entry.get('fingerprint'))[:12]}, this one is {fingerprint[:12]}): its "
-                "chunk numbers mean other boxes"
-            )
-        if not 0 <= index < count:
-            raise ConfigError(
-                f"line {number} of the chunks file {url}: there is no chunk {index}, only 0 … "
-                f"{count - 1}"
-            )
-        chunks.add(index)
-    if not chunks:
-        raise ConfigError(f"the chunks file {url} names no chunk")
-    return sorted(chunks)
+        chunks = [int(line) for line in read_file(url, storage).split()]
+    except (VolumeError, ValueError) as error:
+        raise WorkerFault(
+            f"cannot read the chunks that this launch is to do: {clean_text(str(error))}"
+        ) from None
+    if not chunks or not 0 <= chunks[0] <= chunks[-1] < count:
+        raise WorkerFault(f"{url} is no list of this job's {count} chunks: run it again")
+    return chunks
 
 
 def _missing(index_range: tuple[int, int], state: State | None) -> Iterator[int]:

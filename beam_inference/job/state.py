@@ -7,6 +7,7 @@ file                                          content
 ``receipts/FINGERPRINT/000000000/N.json``     proof that chunk N is durably written
 ``sums/FINGERPRINT/000000000/N.json``         with ``strategy: exchange``, proof that the patches
                                               of chunk N are computed
+``former/LAUNCH/FINGERPRINT/000000000/N.json``  receipt that chunk N had before LAUNCH did it again
 ``seams/FINGERPRINT/000000000/N/…``           sums that chunk N is made of, until it has a receipt
 ``quarantine/FINGERPRINT/000000000/N.json``   why chunk N could not be done, unless it has a receipt
 ``quarantine.jsonl``                          what is in quarantine after a launch: for ``--chunks``
@@ -17,7 +18,7 @@ file                                          content
 ``workers/ID.json``                           sign of life of a worker that has claims
 ``once/NAME``                                 what one worker does, or has done, for all
 ``launches/ID.started``                       when and where a launch began
-``launches/ID.chunks``                        the chunks that a launch does, where it is a sample
+``launches/ID.chunks``                        the chunks that a launch does, where only some
 ``launches/ID.stop``                          asks a launch's workers to start no further chunk
 ``launches/ID.json``                          how a launch ended
 ============================================  ======================================================
@@ -78,6 +79,7 @@ _SHARDS = "shards.json"
 _FOLDERS = (
     "receipts/",
     "sums/",
+    "former/",
     "seams/",
     "quarantine/",
     "quantized/",
@@ -223,6 +225,29 @@ class State:
         """Remove the receipts of a chunk, of both stages: all of it is to be done again."""
         for folder in ("receipts", "sums"):
             self._entries(folder).remove(chunk)
+
+    def set_receipts_aside(self, chunks: Iterable[int], launch: str) -> None:
+        """Take their receipts from those of some chunks that have one: they are to be done again.
+
+        The receipts are kept, see :meth:`read_former_receipts`.
+
+        Args:
+            chunks: the chunks.
+            launch: the launch that does them again.
+        """
+        former = self._former(launch)
+        for receipt in self.read_receipts(chunks):
+            former.write(receipt.chunk, receipt.model_dump_json())
+            self.remove_receipt(receipt.chunk)
+
+    def read_former_receipts(self, launch: str, chunks: Iterable[int]) -> list[Receipt]:
+        """Read the receipts that some chunks had before a launch did them again, in order."""
+        scanned = self._scan_entries(Receipt, self._former(launch), chunks, receipt_fault)
+        return [each for each in scanned if isinstance(each, Receipt)]
+
+    def _former(self, launch: str) -> ChunkEntries:
+        fingerprint = self._own_job().fingerprint
+        return ChunkEntries(self._store, self.url, f"former/{launch}/{fingerprint[:16]}")
 
     def scan_receipts(self, chunks: Iterable[int]) -> Iterator[Receipt | DamagedRecord]:
         """Read the receipts of those of some chunks that have one, concurrently, in order."""
@@ -469,8 +494,17 @@ class State:
         chunks: Iterable[int],
         fault_of: Callable[[Entry, int, ResolvedJob], str | None],
     ) -> Iterator[Entry | DamagedRecord]:
+        return self._scan_entries(kind, self._entries(folder), chunks, fault_of)
+
+    def _scan_entries(
+        self,
+        kind: type[Entry],
+        entries: ChunkEntries,
+        chunks: Iterable[int],
+        fault_of: Callable[[Entry, int, ResolvedJob], str | None],
+    ) -> Iterator[Entry | DamagedRecord]:
         job = self._own_job()
-        for stored in self._entries(folder).read(chunks):
+        for stored in entries.read(chunks):
             entry = None
             cause = stored.fault
             if cause is None:

@@ -13,7 +13,6 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, JobConfig
 from beam_inference.config.normalize import Sections
 from beam_inference.config.operators import Operator
-from beam_inference.config.storage import check_url
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.plan import InferencePlan
@@ -54,14 +53,12 @@ def check_no_auto(inference: Inference) -> None:
         )
 
 
-def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None) -> None:
+def check_paths(config: JobConfig, place: Place) -> None:
     """Check a job's paths without opening anything.
 
     Raises:
         ConfigError: workers could not reach one of them, or it carries credentials.
     """
-    if chunks_file is not None:
-        check_url(chunks_file, "--chunks")
     if place.shares_files:
         return
     factory = factory_parts(config.model.path)
@@ -75,7 +72,6 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
         "mask.path": config.mask.path if config.mask else None,
         "model.path": None if in_package else config.model.path,
         "model.weights": config.model.weights,
-        "--chunks": chunks_file,
     }
     named = list(paths.items())
     for output, single in config.by_output.items():

@@ -17,18 +17,20 @@ from beam_inference.config.definite import DefiniteConfig, EngineSettings, make_
 from beam_inference.config.engines import CHOOSE
 from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.plugins import list_versions
+from beam_inference.config.storage import check_url
 from beam_inference.engines import identity
 from beam_inference.engines.choice import describe_engine, engine_description
 from beam_inference.environment import available_memory
 from beam_inference.errors import ConfigError, StateError, VolumeError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.chunk_choice import choose_chunks
 from beam_inference.job.messages import Launch
 from beam_inference.job.ownership import Owner, check_owner, claim_output, owner_of
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.provenance import record_job
 from beam_inference.job.resolved_job import NUMERICS, QuantizationError, ResolvedJob
-from beam_inference.job.runs import chunks_of_file, claim_length_of
+from beam_inference.job.runs import claim_length_of
 from beam_inference.job.shards import Shard
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.checks import check_paths, check_shard
@@ -58,7 +60,6 @@ from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import loader_of, suffix_of
 from beam_inference.models.trust import Trust
-from beam_inference.volumes.kvstores import url_of
 from beam_inference.volumes.outputs import create_output
 from beam_inference.volumes.provenance import read_provenance
 
@@ -73,7 +74,8 @@ def prepare(
     *,
     overwrite: bool = False,
     trust: Trust = Trust.NOTHING,
-    chunks_file: str | None = None,
+    chunks: Sequence[str] = (),
+    redo: bool = False,
     sample: tuple[float, int] | None = None,
     shard: Shard | None = None,
     workers: int = 1,
@@ -86,8 +88,9 @@ def prepare(
         place: where the workers run.
         overwrite: delete an earlier launch's state, so that every chunk is done anew.
         trust: which code that the network's files carry may run.
-        chunks_file: path or URL of a quarantine file, or of chunk indices, one a line: only these
-            are done.
+        chunks: indices, boxes, and paths or URLs of files of them, as
+            :func:`beam_inference.job.chunk_choice.choose_chunks` reads them: only these are done.
+        redo: do the chunks of ``chunks`` again that have a receipt, and keep the former ones.
         sample: a share of the chunks and a seed: only the chunks are done that
             :func:`beam_inference.geometry.sampling.sample_chunks` picks.
         shard: the shard whose chunks are done, of a job that was divided.
@@ -101,8 +104,8 @@ def prepare(
     Raises:
         UserError: something is wrong; nothing was created.
     """
-    _check_choice_of_chunks(chunks_file, sample, shard, overwrite=overwrite)
-    check_paths(config, place, chunks_file)
+    _check_choice_of_chunks(chunks, sample, shard, overwrite=overwrite, redo=redo)
+    check_paths(config, place)
     state = State(default_state_url(config), config.storage)
     earlier = None if overwrite else _load_earlier(state, shard)
     if earlier is not None:
@@ -111,14 +114,15 @@ def prepare(
             # The earlier engine is kept, and may not exist on another device or in other digits.
             check_same_engine(config, earlier, state.url, ("device", "precision"))
     planned = plan_job(config, place, workers, earlier)
-    job, quantized = _resolve_what_is_left(planned, place, earlier, state, shard, trust=trust)
+    job, quantized = _resolve_what_is_left(
+        planned, place, earlier, state, shard, trust=trust, redo=redo
+    )
     owner = owner_of(job, state.url)
     damaged = [] if overwrite else _check_earlier_launches(planned, job, state)
     if planned.output_exists:
         read_provenance(config.output.path, config.storage)  # what cannot be read is told now
-    chunks_file = _check_chunks_file(chunks_file, job)
     launch_id = uuid.uuid4().hex[:12]
-    chunks = None if sample is None else _sample(job, *sample)
+    chosen = _sample(job, *sample) if sample is not None else choose_chunks(chunks, job)
     inference = job.config.inference
     needs = NetworkNeeds.of_engine(inference.engine, inference.batch_size, job.working_set_bytes)
     planned = planned.with_strategy(inference.plan_strategy)
@@ -132,7 +136,7 @@ def prepare(
         trust=trust,
         threads_per_process=place.threads_per_process,
         contract_checked=place.is_this_machine,
-        chunks_file=chunks_file if chunks is None else state.chunks_url(launch_id),
+        chunk_list=state.chunks_url(launch_id) if chosen else None,
         io_depth=io_depth,
         shard=shard,
     )
@@ -142,8 +146,6 @@ def prepare(
         # Before the output: where the state cannot be written, nothing is created.
         state.note_start(launch.id)
         _claim_outputs(planned, owner, replace=overwrite)
-        if chunks is not None:
-            state.write_chunks(launch.id, chunks)
         if quantized is not None:
             state.write_network(quantized)
         _create_outputs(planned)
@@ -152,6 +154,7 @@ def prepare(
         check_same(recorded, job, state.url)
         for chunk in damaged:
             state.of(job).forget_chunk(chunk)
+        _write_choice(state.of(job), launch.id, chosen, redo=redo)
         if claims:
             launch = _with_claims(launch, job, state, workers)
     _record_provenance(recorded, job, overwrite=overwrite)
@@ -339,8 +342,9 @@ def _resolve_what_is_left(
     shard: Shard | None,
     *,
     trust: Trust,
+    redo: bool,
 ) -> tuple[ResolvedJob, bytes | None]:
-    """Resolve a job, with its network only if there are chunks left to do.
+    """Resolve a job, with its network only if there are chunks left to do, or to do again.
 
     Returns:
         The job; and its network of integers, if one was made now.
@@ -350,7 +354,7 @@ def _resolve_what_is_left(
     """
     if earlier is None:
         return _resolve(planned, place, None, None, trust=trust)
-    if _is_done(state, earlier, shard):
+    if not redo and _is_done(state, earlier, shard):
         job = resolve_without_network(planned, earlier)
     else:
         quantized = _read_quantized(planned, earlier, state)
@@ -488,37 +492,43 @@ def _mask_origins(planned: PlannedJob) -> dict[str, Zyx]:
 
 
 def _check_choice_of_chunks(
-    chunks_file: str | None,
+    chunks: Sequence[str],
     sample: tuple[float, int] | None,
     shard: Shard | None,
     *,
     overwrite: bool,
+    redo: bool,
 ) -> None:
+    for name in chunks:
+        check_url(name, "--chunks")
+    if redo and not chunks:
+        raise ConfigError(
+            "--redo does chunks again that are done: name them with --chunks (or pass --overwrite "
+            "to do the whole job again)"
+        )
     if shard is not None and overwrite:
         raise ConfigError(
             "--overwrite deletes the receipts of all shards, --shard does only one: pass "
             "--overwrite to prepare, once"
         )
-    if shard is not None and (chunks_file is not None or sample is not None):
+    if shard is not None and (chunks or sample is not None):
         raise ConfigError(
             "--shard, --chunks and --sample each say which chunks to do: give one of them"
         )
-    if (chunks_file is not None or sample is not None) and overwrite:
+    if (chunks or sample is not None) and overwrite:
         raise ConfigError(
             "--overwrite deletes the receipts of all chunks, --chunks does only some: give one of "
             "them"
         )
-    if chunks_file is not None and sample is not None:
+    if chunks and sample is not None:
         raise ConfigError("--chunks and --sample both say which chunks to do: give one of them")
 
 
-def _check_chunks_file(path: str | None, job: ResolvedJob) -> str | None:
-    """Refuse a file with chunks of another job. Returns its URL."""
-    if path is None:
-        return None
-    url = url_of(path)
-    chunks_of_file(url, job.fingerprint, job.plan.chunks.count, job.config.storage)
-    return url
+def _write_choice(state: State, launch: str, chosen: Sequence[int], *, redo: bool) -> None:
+    if chosen:
+        state.write_chunks(launch, chosen)
+    if redo:
+        state.set_receipts_aside(chosen, launch)
 
 
 def _sample(job: ResolvedJob, share: float, seed: int) -> list[int]:

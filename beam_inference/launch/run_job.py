@@ -27,13 +27,15 @@ from beam_inference.errors import (
 from beam_inference.job.chunk_records import list_absent
 from beam_inference.job.leftovers import sweep_job_drafts
 from beam_inference.job.messages import Launch
+from beam_inference.job.parts import output_spec
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.records import LaunchSummary, QuarantineRecord, ReceiptTally
 from beam_inference.job.resolved_job import ResolvedJob
-from beam_inference.job.runs import chunks_of_file
+from beam_inference.job.runs import read_chunk_list
 from beam_inference.job.shards import Shard
 from beam_inference.job.stage_records import StageRecords
 from beam_inference.job.state import State
+from beam_inference.job.verification import written_fault
 from beam_inference.launch.checks import check_paths
 from beam_inference.launch.output_pyramid import (
     PyramidStatus,
@@ -45,6 +47,7 @@ from beam_inference.launch.prepare import prepare
 from beam_inference.launch.several_devices import with_process_per_device
 from beam_inference.models.trust import Trust
 from beam_inference.pyramid.pyramid import Pyramid
+from beam_inference.volumes.outputs import open_output
 from beam_inference.worker.seam_files import SeamFiles
 
 if TYPE_CHECKING:
@@ -56,6 +59,19 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Redone:
+    """Chunks that were done although they had a receipt.
+
+    Attributes:
+        chunks: number of those that are done again.
+        changed: those of them that have other values than before.
+    """
+
+    chunks: int
+    changed: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class JobOutcome:
     """Outcome of a launch.
 
@@ -63,7 +79,7 @@ class JobOutcome:
         exit_code: 0 complete, with the pyramid if there is one to make; 1 failed; 3 finished with
             quarantined chunks within the bound; 75 stopped, to be tried again; 130 interrupted.
             For a shard, 0 says that it has come to its end.
-        chunks: number of chunks to do: all of the job's, or those of the chunks file or the shard.
+        chunks: number of chunks to do: all of the job's, or those that were named, or of the shard.
             With ``strategy: exchange``, a shard has those that own patches.
         done: number of these that have a receipt; of a shard with ``strategy: exchange``, whose
             patches are computed.
@@ -78,6 +94,7 @@ class JobOutcome:
         staged_at: place of the pipeline, where it is staged for another to run
             (``--template_location``, ``--output_executable_path``) instead of being run.
         shard: the shard that was to do; None for the whole job.
+        redone: the chunks that were done again, where that was asked for; None elsewhere.
     """
 
     exit_code: int
@@ -92,6 +109,7 @@ class JobOutcome:
     pyramid: PyramidStatus | None = None
     staged_at: str | None = None
     shard: Shard | None = None
+    redone: Redone | None = None
 
     @property
     def missing(self) -> int:
@@ -117,13 +135,11 @@ class ChunksToDo:
 
     @classmethod
     def of(cls, launch: Launch) -> ChunksToDo:
-        """Read the chunks file of a launch, if it has one."""
+        """Read the list of chunks of a launch, if it has one."""
         job = launch.read_job()
         count = job.plan.chunks.count
-        file = launch.chunks_file
-        chunks = None
-        if file is not None:
-            chunks = chunks_of_file(file, job.fingerprint, count, job.config.storage)
+        url = launch.chunk_list
+        chunks = None if url is None else read_chunk_list(url, count, job.config.storage)
         return cls(launch, job, launch.state(), chunks)
 
     @property
@@ -170,7 +186,8 @@ def run_job(
     config: JobConfig,
     flags: Sequence[str] = (),
     *,
-    chunks_file: str | None = None,
+    chunks: Sequence[str] = (),
+    redo: bool = False,
     sample: tuple[float, int] | None = None,
     shard: Shard | None = None,
     stop_after: float | None = None,
@@ -185,8 +202,9 @@ def run_job(
     Args:
         config: the job file, see :func:`beam_inference.launch.job_files.load_job`.
         flags: Beam's command-line flags, such as ``--runner=DataflowRunner``.
-        chunks_file: path or URL of a quarantine file, or of chunk indices, one a line: only these
-            are done.
+        chunks: indices, boxes, and paths or URLs of files of them: only these chunks are done. See
+            :func:`beam_inference.job.chunk_choice.choose_chunks`.
+        redo: do the chunks of ``chunks`` again that have a receipt, and keep the former ones.
         sample: a share of the chunks, 0 to 1, and a seed: only such a sample is done.
         shard: only the chunks of this shard are done, of a job that was prepared for shards.
         stop_after: seconds after which no further chunk is begun.
@@ -205,14 +223,15 @@ def run_job(
         deadline=None if stop_after is None else time.monotonic() + stop_after,
         exit_code=TRY_AGAIN if tries_again else INTERRUPTED,
     )
-    setting = settle(config, flags, chunks_file)
+    setting = settle(config, flags)
     check_scales(config, overwrite=overwrite)
     launch = prepare(
         config,
         setting.place,
         overwrite=overwrite,
         trust=trust,
-        chunks_file=chunks_file,
+        chunks=chunks,
+        redo=redo,
         sample=sample,
         shard=shard,
         workers=setting.workers,
@@ -256,20 +275,19 @@ class _Ending:
     exit_code: int
 
 
-def settle(config: JobConfig, flags: Sequence[str], chunks_file: str | None = None) -> Setting:
+def settle(config: JobConfig, flags: Sequence[str]) -> Setting:
     """Find out where a launch runs, and check that its runner can be used.
 
     Args:
         config: the job file.
         flags: Beam's command-line flags.
-        chunks_file: path or URL of the chunks to do.
 
     Raises:
         UserError: a flag or a path is wrong, or the runner cannot be used.
     """
     flags = with_process_per_device(config, flags)
     if not flags:
-        check_paths(config, THIS_PROCESS, chunks_file)
+        check_paths(config, THIS_PROCESS)
         workers = THIS_PROCESS.processes_per_host * THIS_PROCESS.threads_per_process
         return Setting(None, THIS_PROCESS, workers)
     from beam_inference.beam.engine_checks import settle_engine
@@ -285,7 +303,7 @@ def settle(config: JobConfig, flags: Sequence[str], chunks_file: str | None = No
     warn_of_unused_flags(flags, options)
     place = place_of(options)
     # Paths come first, before anything asks services for their buckets.
-    check_paths(config, place, chunks_file)
+    check_paths(config, place)
     check_options(options)
     place = settle_engine(options, place)
     return Setting(options, place, workers_of(options))
@@ -362,12 +380,28 @@ def _execute(
     else:
         tally = work.state.tally_receipts(work.count_of_job)
         outcome = _judge(work, pyramids, tally, time.monotonic() - start, execution)
+        if work.chunks is not None:
+            outcome = replace(outcome, redone=_compare_with_former(work, work.chunks))
     if outcome.exit_code == INTERRUPTED and execution.interrupted and not execution.by_person:
         outcome = replace(outcome, exit_code=ending.exit_code)
     staged_at = _template_of(options)
     if staged_at and not execution.interrupted and execution.error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
     return outcome
+
+
+def _compare_with_former(work: ChunksToDo, chunks: Sequence[int]) -> Redone | None:
+    """Compare chunks that this launch has done again with what they were before."""
+    former = {each.chunk: each for each in work.state.read_former_receipts(work.launch.id, chunks)}
+    if not former:
+        return None
+    outputs = {key: open_output(output_spec(work.job, key)) for key in work.job.config.output_keys}
+    present = {key: output for key, output in outputs.items() if output is not None}
+    if len(present) < len(outputs):
+        return None  # the launch has told that it is gone
+    done = [receipt.chunk for receipt in work.state.read_receipts(former)]
+    changed = [chunk for chunk in done if written_fault(former[chunk], present) is not None]
+    return Redone(len(done), changed)
 
 
 def _forget_signs(work: ChunksToDo) -> None:

@@ -26,10 +26,8 @@ from beam_inference.worker.worker import Worker
 TOYS = Path(__file__).parents[1] / "toy_networks.py"
 
 
-def make_launch(source, target, folder, /, chunks_file=None, **sections) -> Launch:
-    return prepare(
-        parse_job(job_values(source, target, **sections), folder), chunks_file=chunks_file
-    )
+def make_launch(source, target, folder, /, chunks=(), **sections) -> Launch:
+    return prepare(parse_job(job_values(source, target, **sections), folder), chunks=chunks)
 
 
 def run(launch, *flags, runner="FnApiRunner"):
@@ -292,9 +290,10 @@ def test_a_missing_receipt_is_all_that_is_done_again(position, tmp_path):
     assert (summary.done, summary.skipped, summary.quarantined) == (1, 0, 0)
 
 
-def test_a_chunks_file_is_read_on_the_workers(position, tmp_path):
-    (tmp_path / "chunks").write_text("2\n5\n")
-    launch = position(chunks_file=str(tmp_path / "chunks"))
+def test_the_list_of_chunks_is_read_on_the_workers(position, tmp_path):
+    (tmp_path / "chunks").write_text("5\n")
+    launch = position(chunks=["2", str(tmp_path / "chunks")])
+    (tmp_path / "chunks").unlink()
     run(launch)
     job = ResolvedJob.model_validate_json(launch.job)
     assert list(State(launch.state_url).of(job).receipt_indices(0, 1000)) == [2, 5]

@@ -262,7 +262,6 @@ def test_a_staged_template_goes_on_with_the_pyramid(installed, fib25, tmp_path):
         ([*FLAGS, "--project=p"], "Invalid Project ID"),
         ([*FLAGS, "--gpu=t4"], "device: cpu with --gpu=t4"),
         ([*FLAGS, "--input=/data/em"], "remote workers cannot reach"),
-        ([*FLAGS, "--chunks=/home/me/chunks"], "remote workers cannot reach"),
         (
             [*FLAGS, "--model=/home/me/net.ts", "--set=model.weights=null"],
             "remote workers cannot reach",

@@ -434,11 +434,12 @@ def _parse_crew(content: bytes, folder: Path) -> object:
 
 
 def _parse_chunks(content: bytes, folder: Path) -> object:
-    from beam_inference.job.runs import chunks_of_file
+    from beam_inference.job.chunk_choice import choose_chunks
 
     (folder / "chunks").write_bytes(content)
-    chunks = chunks_of_file(f"file://{folder}/chunks", _job().fingerprint, 100)
-    if not all(0 <= chunk < 100 for chunk in chunks):
+    job = _job()
+    chunks = choose_chunks([f"file://{folder}/chunks"], job)
+    if not all(0 <= chunk < job.plan.chunks.count for chunk in chunks):
         raise AssertionError("named chunks that the job does not have")
     return None
 

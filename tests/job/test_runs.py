@@ -1,11 +1,9 @@
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_inference.errors import ConfigError
-from beam_inference.job.runs import chunks_of_file, missing_runs, runs_of_file
+from beam_inference.errors import WorkerFault
+from beam_inference.job.runs import missing_runs, read_chunk_list, runs_of_list
 
 
 @given(st.integers(0, 9000), st.integers(0, 50), st.integers(1, 8))
@@ -15,32 +13,17 @@ def test_without_a_state_all_chunks_of_the_range_are_in_runs_once(start, length,
     assert all(len(r) <= run for r in runs)
 
 
-def test_chunks_files(tmp_path):
-    path = tmp_path / "chunks"
-    path.write_text("5\n3\n\n5\n" + json.dumps({"chunk": 4, "fingerprint": "f"}) + "\n")
-    assert chunks_of_file(f"file://{path}", "f", 10) == [3, 4, 5]
-    assert list(runs_of_file(f"file://{path}", "f", 10, 2)) == [(3, 4), (5,)]
+def test_the_list_of_a_launch_is_read_in_runs(tmp_path):
+    path = tmp_path / "a.chunks"
+    path.write_text("3\n4\n5\n")
+    assert read_chunk_list(f"file://{path}", 6) == [3, 4, 5]
+    assert list(runs_of_list(f"file://{path}", 6, 2)) == [(3, 4), (5,)]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("12\n", "there is no chunk 12, only 0 … 9"),
-        ("-1\n", "there is no chunk -1"),
-        ("three\n", "line 1 .* neither a chunk index nor a quarantine record"),
-        ("1\ntrue\n", "line 2 .* neither"),
-        ('{"box": 3}\n', "line 1 .* neither"),
-        ('{"chunk": 3, "fingerprint": "other"}\n', "belongs to another job"),
-        ("\n", "names no chunk"),
-    ],
-)
-def test_what_is_no_chunks_file(tmp_path, text, message):
-    path = tmp_path / "chunks"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        chunks_of_file(f"file://{path}", "f", 10)
-
-
-def test_an_absent_chunks_file(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
-        chunks_of_file(f"file://{tmp_path}/nope", "f", 10)
+@pytest.mark.parametrize("text", ["", "3\n9\n", "-1\n", "three\n", None])
+def test_a_list_that_is_not_as_it_was_written_is_a_fault_of_the_worker(tmp_path, text):
+    path = tmp_path / "a.chunks"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(WorkerFault, match="chunks"):
+        read_chunk_list(f"file://{path}", 6)

@@ -146,6 +146,9 @@ MISTAKES = {
     ),
     "random weights": ({"model": toy("random")}, None, [], "other parameters at every call"),
     "chunks and overwrite": ({}, None, ["--chunks", "c", "--overwrite"], "give one of them"),
+    "nothing to redo": ({}, None, ["--redo"], "name them with --chunks"),
+    "no such chunk": ({}, None, ["--chunks", "3,18"], "there is no chunk 18, only 0 … 17"),
+    "a box elsewhere": ({}, None, ["--chunks", "0:1,900:901,0:1"], "touches no chunk"),
     "local paths on dataflow": ({}, None, DATAFLOW, "which remote workers cannot reach"),
     "dataflow without an image": (
         {},

@@ -74,7 +74,7 @@ def test_another_number_of_shards_is_refused(path, capsys):
 
 def test_choices_that_contradict_each_other_are_refused(path, tmp_path):
     config = parse_job(job_values(tmp_path / "in", tmp_path / "out"), tmp_path)
-    for keys in ({"overwrite": True}, {"sample": (0.5, 0)}, {"chunks_file": "chunks"}):
+    for keys in ({"overwrite": True}, {"sample": (0.5, 0)}, {"chunks": ["3"]}):
         with pytest.raises(ConfigError, match="--shard"):
             run_job(config, shard=Shard(0, 7), **keys)
     with pytest.raises(StateError, match="nothing to finish"):
