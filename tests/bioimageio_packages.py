@@ -2,6 +2,9 @@
 
 import hashlib
 import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +14,7 @@ HALO = 4
 """More than the receptive radius of the network, which is 2."""
 
 
-def make_network(dims=2, channels=1, outputs=2):
+def make_network(dims: int = 2, channels: int = 1, outputs: int = 2) -> torch.nn.Module:
     """Two convolutions."""
     torch.manual_seed(0)
     conv = torch.nn.Conv2d if dims == 2 else torch.nn.Conv3d
@@ -20,12 +23,19 @@ def make_network(dims=2, channels=1, outputs=2):
     ).eval()
 
 
-def space(dims):
+def space(dims: int) -> str:
     """Names of the axes of space."""
     return "zyx"[3 - dims :]
 
 
-def described(dims=2, preprocessing=(), postprocessing=(), channels=1, classes=2, **changes):
+def described(
+    dims: int = 2,
+    preprocessing: Sequence[Any] = (),
+    postprocessing: Sequence[Any] = (),
+    channels: int = 1,
+    classes: int = 2,
+    **changes: Any,
+) -> dict[str, Any]:
     """A description in format 0.5."""
     names = [f"c{number}" for number in range(channels)]
     sizes = {"min": 16, "step": 8}
@@ -70,7 +80,12 @@ def described(dims=2, preprocessing=(), postprocessing=(), channels=1, classes=2
     } | changes
 
 
-def described_04(dims=2, preprocessing=(), postprocessing=(), **changes):
+def described_04(
+    dims: int = 2,
+    preprocessing: Sequence[Any] = (),
+    postprocessing: Sequence[Any] = (),
+    **changes: Any,
+) -> dict[str, Any]:
     """A description in format 0.4."""
     axes = f"bc{space(dims)}"
     return {
@@ -105,7 +120,16 @@ def described_04(dims=2, preprocessing=(), postprocessing=(), **changes):
     } | changes
 
 
-def make_package(folder, content=None, *, dims=2, before=None, after=None, channels=1, outputs=2):
+def make_package(
+    folder: Path,
+    content: Any = None,
+    *,
+    dims: int = 2,
+    before: Callable[[Any], Any] | None = None,
+    after: Callable[[Any], Any] | None = None,
+    channels: int = 1,
+    outputs: int = 2,
+) -> Path:
     """Write a package, and return its folder.
 
     Args:
@@ -144,7 +168,7 @@ def make(channels):
 """
 
 
-def make_source_package(folder, planted, **changes):
+def make_source_package(folder: Path, planted: Path, **changes: Any) -> Path:
     """Write a package whose network is made by Python source, which writes a file when it runs.
 
     Args:
@@ -168,11 +192,11 @@ def make_source_package(folder, planted, **changes):
     return folder
 
 
-def write_description(folder, content):
+def write_description(folder: Path, content: Any) -> None:
     """Write a package's description."""
     (folder / "bioimageio.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
 
 
-def sha256(path):
+def sha256(path: Path) -> str:
     """Hash of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -2,11 +2,13 @@
 
 import json
 import warnings
+from pathlib import Path
+from typing import Any
 
 import torch
 
 
-def described(**changes):
+def described(**changes: Any) -> dict[str, Any]:
     """The content of metadata.json, of a network that takes 16 nm and answers in 8 nm."""
     return {
         "model_name": "mito",
@@ -27,7 +29,7 @@ def described(**changes):
     } | changes
 
 
-def make_network():
+def make_network() -> torch.nn.Module:
     """A network without padding, whose output is finer than its input."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
@@ -35,7 +37,7 @@ def make_network():
     ).eval()
 
 
-def make_package(folder, content=None, network=None):
+def make_package(folder: Path, content: Any = None, network: torch.nn.Module | None = None) -> Path:
     """Write a package with TorchScript, and return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metadata.json").write_text(json.dumps(content or described()))

@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,7 +46,13 @@ AFTER = [
 ]
 
 
-def config(transforms=TRANSFORMS, after=AFTER, network=NETWORK, inferer=None, **changes):
+def config(
+    transforms: Any = TRANSFORMS,
+    after: Any = AFTER,
+    network: Any = NETWORK,
+    inferer: dict[str, Any] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
     """The content of inference.json, with expressions where real ones have them."""
     return {
         "imports": ["$import glob"],
@@ -66,7 +74,7 @@ def config(transforms=TRANSFORMS, after=AFTER, network=NETWORK, inferer=None, **
     } | changes
 
 
-def metadata(channels=1, outputs=2):
+def metadata(channels: int = 1, outputs: int = 2) -> dict[str, Any]:
     """The content of metadata.json."""
     image = {"type": "image", "num_channels": channels, "is_patch_data": True}
     prediction = {
@@ -83,7 +91,7 @@ def metadata(channels=1, outputs=2):
     }
 
 
-def make_network():
+def make_network() -> torch.nn.Module:
     """A network whose answer depends on the order of the axes."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
@@ -93,7 +101,7 @@ def make_network():
     ).eval()
 
 
-def make_bundle(folder, content=None, described=None):
+def make_bundle(folder: Path, content: Any = None, described: Any = None) -> Path:
     """Write a bundle with a TorchScript network, and return its folder."""
     for name in ("configs", "models"):
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -191,9 +191,13 @@ class CrewRecords:
         while self._read(f"once/{name}.done").state != "value" and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)
 
-    def forget_claims(self) -> None:
-        """Delete all claims, of a job that is done."""
+    def forget_all(self) -> None:
+        """Delete all claims and signs of life, of a job that is done.
+
+        Killed workers leave them behind. A worker that still lives gives another sign.
+        """
         delete_folder(self._store, self._url, f"{self._folder}/")
+        delete_folder(self._store, self._url, "workers/")
 
     def give_sign(self, worker: str, sign: SignOfLife) -> None:
         """Write a worker's sign of life."""

@@ -557,7 +557,7 @@ def _judge(
         files = SeamFiles(work.state.url, work.job.config.storage, work.job.fingerprint)
         files.forget_all()
     if is_job_done:
-        work.state.crew().forget_claims()
+        work.state.crew().forget_all()
         sweep_job_drafts(work.job.config, work.state.url)
     outcome = JobOutcome(
         exit_code=FAILED,

@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -307,15 +308,23 @@ class _Trainer:
         if not path.exists():
             return
         try:
+            _check_whole(path)
             state = torch.load(path, map_location=self._device, weights_only=True)
             before = state["config"]
         except Exception as error:  # torch raises whatever the bytes lead to
-            raise StateError(
-                f"{path} is no checkpoint that can be read ({type(error).__name__}). Remove it to "
-                "begin anew, or put back a copy of it."
-            ) from None
+            raise _damaged(path, error) from None
         _check_same(self._config.model_dump(mode="json"), before, path)
-        self._step = state["step"]
+        try:
+            self._restore(state)
+        except Exception as error:
+            raise _damaged(path, error) from None
+
+    def _restore(self, state: Json) -> None:
+        """Take everything from a checkpoint, which need not be one that was written here."""
+        step = state["step"]
+        if not isinstance(step, int) or not 0 <= step <= self._config.steps:
+            raise ValueError(f"step {step!r} of {self._config.steps}")
+        self._step = step
         self._stream.load_state_dict(state["stream"])
         self._network.load_state_dict(state["network"])
         if self._average is not None:
@@ -323,6 +332,26 @@ class _Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
         self._metrics = Metrics(**state["metrics"])
+
+
+def _check_whole(path: Path) -> None:
+    """Compare a checkpoint with its checksums, which PyTorch does not.
+
+    Raises:
+        ValueError: it was changed.
+        zipfile.BadZipFile: as before.
+    """
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"{damaged} was changed")
+
+
+def _damaged(path: Path, error: Exception) -> StateError:
+    return StateError(
+        f"{path} is no checkpoint that can be read ({type(error).__name__}). Remove it to begin "
+        "anew, or put back a copy of it."
+    )
 
 
 def _make_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ import fcntl
 import glob
 import os
 import re
-import time
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -54,7 +54,7 @@ def sweep_drafts(url: str, age_seconds: float = AGE_SECONDS) -> int:
         How many were removed.
     """
     folder = local_folder(url)
-    return 0 if folder is None else _sweep(_candidates(folder), age_seconds)
+    return 0 if folder is None else _sweep(folder, _candidates(folder), age_seconds)
 
 
 def sweep_drafts_of_file(url: str, age_seconds: float = AGE_SECONDS) -> int:
@@ -71,13 +71,25 @@ def sweep_drafts_of_file(url: str, age_seconds: float = AGE_SECONDS) -> int:
     if path is None:
         return 0
     beside = path.parent.glob(f"{glob.escape(path.name)}[._]*")
-    return _sweep((each for each in beside if _DRAFT.fullmatch(each.name)), age_seconds)
+    drafts = (each for each in beside if _DRAFT.fullmatch(each.name))
+    return _sweep(path.parent, drafts, age_seconds)
 
 
-def _sweep(paths: Iterable[Path], age_seconds: float) -> int:
+def _sweep(folder: Path, paths: Iterable[Path], age_seconds: float) -> int:
     """Remove those of some drafts and guards that are left behind, and count them."""
-    written_before = time.time() - age_seconds
-    return sum(_remove(path, written_before) for path in paths)
+    now = _time_of_files(folder)
+    return 0 if now is None else sum(_remove(path, now - age_seconds) for path in paths)
+
+
+def _time_of_files(folder: Path) -> float | None:
+    """The time that a file gets which is written now; None where none can be written.
+
+    On a shared disk that is another machine's clock; and by a clock of this one that is an hour
+    ahead, every draft of others would be old.
+    """
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
+        return os.fstat(probe.fileno()).st_mtime
+    return None
 
 
 def _candidates(folder: Path) -> Iterator[Path]:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from chaos.clocks import find_library
 from chaos.rounds import Case, Figures, Lost, Round, Workshop, draw_case
 from chaos.subjects import write_inputs
 
@@ -30,6 +31,8 @@ def main() -> int:
     if not (folder / "inputs").exists():
         write_inputs(folder / "inputs")
     print(f"seed {seed}; what happens is told in {folder}/log", flush=True)
+    if find_library() is None:
+        print("clocks do not jump: libfaketime is not installed", flush=True)
     figures = Figures()
     start = time.monotonic()
     number = arguments.round or 0

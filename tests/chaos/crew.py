@@ -7,14 +7,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from helpers import TOYS
 
+from chaos.clocks import Clocks
+
 DASK = Path(sys.executable).with_name("dask")
+_WORKER_TTL = "120s"
+"""Silence of a worker until Dask starts it again.
+
+Its signs of life are timed by the clock of the day: set back, they cease for as long.
+"""
 PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 
 
@@ -40,9 +48,16 @@ class Launcher:
         words: the command after ``beam-inference``.
         log: the file that it writes to.
         temporary: its folder for temporary files.
+        variables: variables of its environment, beside those of this process.
     """
 
-    def __init__(self, words: Sequence[str], log: Path, temporary: Path) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        log: Path,
+        temporary: Path,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.words = tuple(words)
         self._log = log
         temporary.mkdir(parents=True, exist_ok=True)
@@ -52,7 +67,7 @@ class Launcher:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment(TMPDIR=str(temporary)),
+                env=_environment(TMPDIR=str(temporary), **variables),
             )
 
     def ending(self) -> Ending | None:
@@ -84,10 +99,12 @@ class DaskCluster:
 
     Args:
         folder: where its files lie, and its log.
+        clocks: of which the scheduler and each nanny see one.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clocks: Clocks) -> None:
         self._folder = folder
+        self._clocks = clocks
         self._starts = 0
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -138,7 +155,11 @@ class DaskCluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=_environment(TMPDIR=str(self._folder)),
+                env=_environment(
+                    TMPDIR=str(self._folder),
+                    DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL=_WORKER_TTL,
+                    **self._clocks.make(),
+                ),
             )
         self._processes.append(process)
 

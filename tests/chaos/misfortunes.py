@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chaos.clocks import Clocks
 from chaos.crew import processes_of
 from chaos.disk import SmallDisk
 from chaos.web import MoodyServer
@@ -26,7 +27,10 @@ class Scene:
         output: the folder of the output.
         disk: the disk that it lies on.
         server: the server of the input; None where the input is local.
+        clocks: what the processes of the crew take for the time.
+        cancel: tells all launches of a job to stop; None where the command is none.
         has_checksums: whether ``verify --deep`` can notice damaged blocks.
+        launchers: ids of the processes that were launched, dead ones too.
         sessions: ids of the sessions of the crew's processes, dead ones too.
         copies: damaged descriptions of the job, as they were.
         damaged_blocks: blocks of the output that were damaged.
@@ -35,7 +39,10 @@ class Scene:
     output: Path
     disk: SmallDisk
     server: MoodyServer | None
+    clocks: Clocks
+    cancel: Callable[[], None] | None
     has_checksums: bool
+    launchers: list[int] = field(default_factory=list)
     sessions: list[int] = field(default_factory=list)
     copies: dict[Path, bytes] = field(default_factory=dict)
     damaged_blocks: set[Path] = field(default_factory=set)
@@ -46,8 +53,9 @@ class Scene:
         return self.output / STATE_FOLDER
 
     def heal(self) -> None:
-        """End what lasts: stopped processes, a disk that is full, a server that answers badly."""
+        """End what lasts: stopped processes, full disks, bad answers, wrong clocks."""
         self.disk.heal()
+        self.clocks.set_all(0)
         if self.server is not None:
             self.server.bad_share = 0.0
         for pid in processes_of(self.sessions):
@@ -84,6 +92,26 @@ def stop(scene: Scene, chance: random.Random) -> str | None:
     return f"stopped process {pid}, of {len(pids)}, for {seconds:.1f} s"
 
 
+def tell_to_stop(scene: Scene, chance: random.Random) -> str | None:
+    """Tell a launch to stop, by a signal, or all of a job, by the command."""
+    pids = [pid for pid in scene.launchers if pid in processes_of([pid])]
+    if not pids:
+        return None
+    if scene.cancel is not None and chance.random() < 0.5:
+        scene.cancel()
+        return "cancelled the job"
+    pid = chance.choice(pids)
+    number = chance.choice([signal.SIGINT, signal.SIGTERM])
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+    return f"sent {number.name} to launcher {pid}"
+
+
+def set_clock(scene: Scene, chance: random.Random) -> str | None:
+    """Set the clock of some processes of the crew: wrong, or right again."""
+    return scene.clocks.jump(chance)
+
+
 def fill_disk(scene: Scene, chance: random.Random) -> str | None:
     """Leave no room on the disk for a while."""
     if not scene.disk.is_mounted:
@@ -118,12 +146,12 @@ def disturb_reads(scene: Scene, chance: random.Random) -> str | None:
 
 
 def delete_records(scene: Scene, chance: random.Random) -> str | None:
-    """Delete a few records of what is done."""
+    """Delete a few records of what is done, and of who does it."""
     return _to_each(_records(scene), 5, chance, "deleted", lambda path: path.unlink())
 
 
 def damage_records(scene: Scene, chance: random.Random) -> str | None:
-    """Damage a few records of what is done."""
+    """Damage a few records of what is done, and of who does it."""
     return _to_each(_records(scene), 5, chance, "damaged", lambda path: damage(path, chance))
 
 
@@ -169,6 +197,8 @@ def damage_blocks(scene: Scene, chance: random.Random) -> str | None:
 MISFORTUNES: dict[str, tuple[Misfortune, float]] = {
     "process killed": (kill, 2),
     "process stopped": (stop, 2),
+    "launch told to stop": (tell_to_stop, 1),
+    "clock jumped": (set_clock, 2),
     "disk full": (fill_disk, 1.5),
     "disk read-only": (forbid_writing, 1.5),
     "input answered badly": (disturb_reads, 3),
@@ -201,8 +231,9 @@ def damage(path: Path, chance: random.Random) -> None:
 
 
 def _records(scene: Scene) -> list[Path]:
-    names = ("receipts", "sums", "quarantine")
+    names = ("receipts", "sums", "quarantine", "claims", "workers", "shards", "once", "launches")
     of_job = [path for name in names for path in _files(scene.state / name)]
+    of_job += scene.state.glob("shards.json")
     return of_job + [path for path in scene.state.glob("*/*/*/done/*/*.json") if path.is_file()]
 
 

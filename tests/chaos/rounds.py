@@ -20,6 +20,7 @@ from helpers import without_provenance
 
 from beam_inference.cli.main import main as cli_main
 from beam_inference.job.state import State
+from chaos.clocks import Clocks, find_library, remove_shared_memory
 from chaos.crew import (
     PROCESSES,
     DaskCluster,
@@ -34,13 +35,17 @@ from chaos.misfortunes import MISFORTUNES, STATE_FOLDER, Scene
 from chaos.subjects import EXCHANGE, OTHERS, RECOMPUTE, Subject
 from chaos.web import MoodyServer
 
-_CODES = {0, 1, 2, 3, 130, -signal.SIGKILL}
+_CODES = {0, 1, 2, 3, 75, 130, -signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM}
 """How a launch that was disturbed may end; any other code is a crash."""
+_SHARDS = 3
+_JOINING = 0.15
+"""Chance of a launch that joins, each second."""
+_MOST_LAUNCHES = 3
 _START_AGAIN = re.compile(r"(pass|with) --overwrite to (start|compute|make|replace)")
 """Advice of a message that is followed."""
 _DEFECTS = ("not foreseen", "defect", "Segmentation fault")
 _CALM_LAUNCHES = 4
-_CALM_SECONDS = 900
+_CALM_SECONDS = 1800
 _ORPHAN_SECONDS = 180
 _LONG_AGO = 2 * 3600
 
@@ -149,15 +154,16 @@ def read_products(output: Path) -> dict[str, bytes]:
 
 
 _MAY_STAY = re.compile(
-    r"(job|owners)\.json|quarantine\.jsonl|(receipts|sums|quarantine)/\w+/\d{9}/\d{12}\.json"
+    r"(job|owners|shards)\.json|quarantine\.jsonl"
+    r"|(receipts|sums|quarantine|shards/\w+)/\w+/\d{9}/\d{12}\.json"
     r"|launches/\w+\.(started|chunks|stop|json)|[a-z_]+/job\.json"
-    r"|[a-z_]+/\w{16}/.*"
+    r"|(?!claims/|seams/|workers/)[a-z_]+/\w{16}/.*"
 )
 _DRAFT = re.compile(r".*(__lock|\.draft|\.guard)")
 
 
 def find_leftovers(output: Path) -> list[str]:
-    """Files that a complete command must not leave: drafts, locks, seam files, unknown ones."""
+    """Files that a complete command must not leave: drafts, seam files, claims, unknown ones."""
     left = []
     for path in output.rglob("*"):
         if not path.is_file():
@@ -165,7 +171,7 @@ def find_leftovers(output: Path) -> list[str]:
         name = str(path.relative_to(output))
         of_state = name.removeprefix(f"{STATE_FOLDER}/")
         is_unknown = of_state != name and not _MAY_STAY.fullmatch(of_state)
-        if is_unknown or of_state.startswith("seams/") or _DRAFT.fullmatch(name):
+        if is_unknown or _DRAFT.fullmatch(name):
             left.append(name)
     return sorted(left)
 
@@ -235,8 +241,17 @@ class Round:
         if case.subject.begin is not None:
             case.subject.begin(self._workshop.inputs, self._output)
         self._words = case.subject.words(inputs, self._output, self._folder)
-        self._cluster = DaskCluster(self._folder)
-        scene = Scene(self._output, disk, server, has_checksums=case.subject.is_job)
+        self._clocks = Clocks(self._folder / "clocks", find_library())
+        self._cluster = DaskCluster(self._folder, self._clocks)
+        scene = Scene(
+            self._output,
+            disk,
+            server,
+            self._clocks,
+            self._cancel if case.subject.is_job else None,
+            has_checksums=case.subject.is_job,
+        )
+        stack.callback(lambda: remove_shared_memory(scene.sessions))
         stack.callback(lambda: signal_all(scene.sessions, signal.SIGKILL))
         stack.callback(self._cluster.stop)
         return scene
@@ -254,6 +269,8 @@ class Round:
             running = [each for each in running if each.ending() is None]
             if not running:
                 running = self._launch_crew(scene)
+            elif self._case.subject.is_job and self._chance.random() < _JOINING:
+                running += self._join(scene, running)
             time.sleep(self._chance.uniform(0.5, 1.5))
             self._bring_misfortune(scene)
             self._start_workers(scene)
@@ -265,29 +282,67 @@ class Round:
         scene.sessions += set(self._cluster.sessions) - set(scene.sessions)
 
     def _launch_crew(self, scene: Scene) -> list[Launcher]:
-        crew = "Dask" if self._case.on_dask else "one launcher"
-        count = 1
-        flags: list[str] = []
-        if self._case.on_dask:
-            flags = self._cluster.start()
-            scene.sessions += self._cluster.sessions
-        else:
-            crew = self._chance.choice(["one launcher", "two launchers", "worker processes"])
-            count = 2 if crew == "two launchers" else 1
-            flags = [*PROCESSES] if crew == "worker processes" else []
-        self._figures.launches[crew] += count
         # what is killed at once every time has done nothing yet
         self._spared_until = time.monotonic() + self._chance.choice([0, 8, 12, 16, 20])
+        if self._case.on_dask:
+            self._figures.launches["Dask"] += 1
+            flags = self._cluster.start()
+            scene.sessions += self._cluster.sessions
+            return [self._launch(scene, flags)]
+        crews = ["one launcher", "two launchers", "worker processes"]
+        if self._case.subject.is_job and not self._again:
+            crews += ["shards", "shards"]
+        crew = self._chance.choice(crews)
+        if crew == "shards":
+            return self._launch_shards(scene)
+        count = 2 if crew == "two launchers" else 1
+        self._figures.launches[crew] += count
+        flags = [*PROCESSES] if crew == "worker processes" else []
         return [self._launch(scene, flags) for _ in range(count)]
 
+    def _launch_shards(self, scene: Scene) -> list[Launcher]:
+        """Launch some shards, or the command that comes before them, or the one after them."""
+        job = self._words[1]
+        if not _is_divided(scene):
+            return [self._launch_words(scene, ["prepare", job, f"--shards={_SHARDS}"], "prepare")]
+        if self._chance.random() < 0.2:
+            return [self._launch_words(scene, ["finish", job], "finish")]
+        shards = self._chance.sample(range(_SHARDS), self._chance.choice([1, 2, _SHARDS]))
+        launchers = []
+        for shard in shards:
+            until = self._chance.choice([[], ["--stop_after=12s"]])
+            words = ["run", job, f"--shard={shard}/{_SHARDS}", *until]
+            launchers.append(self._launch_words(scene, words, "shard"))
+        return launchers
+
+    def _join(self, scene: Scene, running: list[Launcher]) -> list[Launcher]:
+        """Launch the job once more, beside the launches that do it."""
+        if len(running) >= _MOST_LAUNCHES or self._again:
+            return []
+        flags = self._chance.choice([[], [], ["--no_claims"]])
+        return [self._launch_words(scene, [*self._words, *flags], "joining launch")]
+
     def _launch(self, scene: Scene, flags: list[str]) -> Launcher:
-        self._launches += 1
-        log = self._folder / f"launch-{self._launches}.log"
         words = [*self._words, *self._again, *flags]
         self._again = []  # of two launchers, one starts again
-        launcher = Launcher(words, log, self._folder / "tmp")
+        return self._launch_words(scene, words)
+
+    def _launch_words(self, scene: Scene, words: list[str], crew: str | None = None) -> Launcher:
+        if crew is not None:
+            self._figures.launches[crew] += 1
+        self._launches += 1
+        log = self._folder / f"launch-{self._launches}.log"
+        clock = self._clocks.make() if self._chance.random() < 0.5 else {}
+        launcher = Launcher(words, log, self._folder / "tmp", clock)
+        self._tell(f"launch {self._launches} is process {launcher.process.pid}: {words}")
+        scene.launchers.append(launcher.process.pid)
         scene.sessions.append(launcher.process.pid)
         return launcher
+
+    def _cancel(self) -> None:
+        ending = ask("cancel", self._words[1])
+        if ending.code not in (0, 1, 2):
+            raise Lost(f"cancel ends with {ending.code}: {ending.text[-600:]}")
 
     def _bring_misfortune(self, scene: Scene) -> None:
         names = sorted(MISFORTUNES)
@@ -311,20 +366,33 @@ class Round:
             self._note(ending)
             self._obey(scene, ending)
         self._running = []
+        if _is_divided(scene):  # which says anew how many shards there are
+            words = ["prepare", self._words[1], f"--shards={_SHARDS}", "--resplit"]
+            self._end_undisturbed(scene, self._launch_words(scene, words))
         endings = []
         for _ in range(_CALM_LAUNCHES):
             flags = self._cluster.start() if self._case.on_dask else []
             scene.sessions += self._cluster.sessions
-            self._figures.launches["undisturbed"] += 1
-            ending = self._launch(scene, flags).wait(_CALM_SECONDS)
-            if ending is None:
-                raise Lost(f"an undisturbed launch does not end: {self._folder}")
-            self._note(ending)
+            ending = self._end_undisturbed(scene, self._launch(scene, flags))
             if ending.code == 0:
-                return
-            self._obey(scene, ending)
+                break
             endings.append(f"{ending.code}: {ending.text[-600:]}")
-        raise Lost(f"not complete after {_CALM_LAUNCHES} undisturbed launches: {endings[-1]}")
+        else:
+            raise Lost(f"not complete after {_CALM_LAUNCHES} undisturbed launches: {endings[-1]}")
+        if _is_divided(scene):
+            finish = self._launch_words(scene, ["finish", self._words[1]])
+            ending = self._end_undisturbed(scene, finish)
+            if ending.code != 0:
+                raise Lost(f"finish of a complete job ends with {ending.code}: {ending.text}")
+
+    def _end_undisturbed(self, scene: Scene, launcher: Launcher) -> Ending:
+        self._figures.launches["undisturbed"] += 1
+        ending = launcher.wait(_CALM_SECONDS)
+        if ending is None:
+            raise Lost(f"an undisturbed launch does not end: {self._folder}")
+        self._note(ending)
+        self._obey(scene, ending)
+        return ending
 
     def _note(self, ending: Ending) -> None:
         self._figures.codes[str(ending.code)] += 1
@@ -433,6 +501,10 @@ class Round:
         with (self._workshop.folder / "log").open("a") as log:
             now = time.strftime("%H:%M:%S")
             log.write(f"{now} round {self._number} of seed {self._seed}: {text}\n")
+
+
+def _is_divided(scene: Scene) -> bool:
+    return (scene.state / "shards.json").exists()
 
 
 def ask(*words: str) -> Ending:

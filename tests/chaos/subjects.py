@@ -81,6 +81,8 @@ def make_job(seams: str) -> Callable[[str, Path, Path], list[str]]:
                 "threads": 1,
                 "seams": seams,
             },
+            # what killed workers have claimed is done by others before the time is up
+            job={"timeouts": {"claim": 6}},
         )
         return ["run", str(write_job(folder / "job.yaml", values))]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.clocks import Clocks, find_library
 from chaos.misfortunes import MISFORTUNES, damage
 from chaos.rounds import draw_case, find_leftovers
 
@@ -44,6 +45,8 @@ def test_damage_leaves_no_file_as_it_was(tmp_path):
         "0-8_0-8_0-8_0123456789abcdef.__lock",
         "_beam_inference/owners.json.guard",
         "_beam_inference/seams/0123/000000000/000000000001/000000000002.000",
+        "_beam_inference/claims/0123456789abcdef/infer/4/000000000000.json",
+        "_beam_inference/workers/0123-4567.json",
         "_beam_inference/what_is_this",
     ],
 )
@@ -57,9 +60,44 @@ def test_every_misfortune_finds_nothing_to_do_where_there_is_nothing(tmp_path):
     from chaos.disk import SmallDisk
     from chaos.misfortunes import Scene
 
-    scene = Scene(tmp_path, SmallDisk(tmp_path), None, has_checksums=True)
+    clocks = Clocks(tmp_path / "clocks", find_library())
+    scene = Scene(tmp_path, SmallDisk(tmp_path), None, clocks, None, has_checksums=True)
     for bring, _ in MISFORTUNES.values():
         assert bring(scene, random.Random(0)) is None
+
+
+def test_a_clock_jumps_for_those_who_see_it_alone(tmp_path):
+    library = find_library()
+    if library is None:
+        pytest.skip("libfaketime is not installed")
+    clocks = Clocks(tmp_path, library)
+    variables = clocks.make()
+    chance = random.Random(0)
+    while " off by +0 " in str(clocks.jump(chance)):
+        pass
+    code = (
+        "import os, time; print(time.time(), time.monotonic(), os.stat('.').st_mtime, flush=True)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+    )
+    now, since_start, modified = map(float, ended.stdout.split())
+    assert abs(now - time.time()) > 20
+    assert abs(since_start - time.monotonic()) < 20
+    assert abs(modified - time.time()) < 20
+    clocks.set_all(0)
+    assert (tmp_path / "clock-0").read_text() == "+0\n"
+
+
+def test_without_the_library_clocks_are_right(tmp_path):
+    clocks = Clocks(tmp_path, find_library([tmp_path]))
+    assert clocks.make() == {}
+    assert clocks.jump(random.Random(0)) is None
 
 
 @pytest.mark.slow

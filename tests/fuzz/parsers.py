@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import bz2
 import gzip
 import io
 import json
+import lzma
 import math
 import pickle
+import shutil
+import string
 import tempfile
 import warnings
 import zipfile
@@ -17,6 +21,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import bioimageio_packages
+import cellmap_packages
+import monai_bundles
+import nnunet_folders
 import numpy as np
 import yaml
 from fakes.receipts import receipt, resolved
@@ -163,6 +171,51 @@ def _small_box(bounds: Any, voxel_bytes: int) -> Any:
     stop = tuple(min(a + 8, b) for a, b in zip(bounds.start, bounds.stop, strict=True))
     box = BoundingBox(bounds.start, stop)
     return box if box.size * voxel_bytes <= MOST_READ_BYTES else None
+
+
+def _packed(suffix: str) -> Parser:
+    """A block file of a volume that is packed as cloud-volume does it."""
+
+    def parse(content: bytes, folder: Path) -> object:
+        for name, sound in _files("precomputed").items():
+            is_block = "/" in name
+            path = folder / (f"{name}{suffix}" if is_block else name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_PACKERS[suffix](sound) if is_block else sound)
+            if name == first_block():
+                path.write_bytes(content)
+        _open_and_read(folder)
+        return None
+
+    def first_block() -> str:
+        return min(name for name in _files("precomputed") if "/" in name)
+
+    def seeds() -> list[bytes]:
+        block = _files("precomputed")[first_block()]
+        return [_PACKERS[suffix](each) for each in (block, bytes(len(block)), bytes(2**20))]
+
+    return Parser(f"block{suffix}", seeds, parse)
+
+
+def _pack_brotli(content: bytes) -> bytes:
+    import brotli
+
+    packed: bytes = brotli.compress(content)
+    return packed
+
+
+def _pack_zstd(content: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(content)
+
+
+_PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".br": _pack_brotli,
+    ".zstd": _pack_zstd,
+    ".xz": lzma.compress,
+}
 
 
 # ------------------------------------------------------------------------ sources of conversion
@@ -706,6 +759,133 @@ def _parse_openvino(content: bytes, folder: Path) -> object:
     return None
 
 
+# --------------------------------------------------------------------- packages of networks
+
+
+def _package(
+    name: str,
+    make: Callable[[Path], object],
+    file: str,
+    more_seeds: Callable[[], list[bytes]] = list,
+    *words: bytes,
+) -> Parser:
+    """A package of which one file is what is tried, and the others are sound.
+
+    Args:
+        name: of the parser.
+        make: writes a package into a folder.
+        file: the file in it that is tried.
+        more_seeds: contents of that file beside the sound one.
+        words: texts that are worth putting into it.
+    """
+
+    @cache
+    def files() -> dict[str, bytes]:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "p"
+            make(folder)
+            return {
+                str(path.relative_to(folder)): path.read_bytes()
+                for path in folder.rglob("*")
+                if path.is_file()
+            }
+
+    def parse(content: bytes, folder: Path) -> object:
+        from beam_inference.launch.new_job import describe_package
+        from beam_inference.models.packages import open_package
+
+        for each, sound in files().items():
+            (folder / "p" / each).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "p" / each).write_bytes(content if each == file else sound)
+        values = describe_package(str(folder / "p"), None).recipe.values
+        yaml.safe_dump(values)
+        with open_package(folder / "p") as package:
+            package.network.sample()
+            package.network.load(is_trusted=False)
+        return values
+
+    return Parser(name, lambda: [files()[file], *more_seeds()], parse, words)
+
+
+def _bioimageio_descriptions() -> list[bytes]:
+    scale = {"id": "scale_linear", "kwargs": {"gain": 2.0, "offset": 1.0}}
+    range_ = {"name": "scale_range", "kwargs": {"mode": "per_sample", "axes": "yx"}}
+    written = {"pytorch_state_dict": {"source": "weights.pt", "architecture": "a.py:make"}}
+    contents = [
+        bioimageio_packages.described(preprocessing=[scale], postprocessing=[{"id": "sigmoid"}]),
+        bioimageio_packages.described(dims=3, weights=written),
+        bioimageio_packages.described_04(preprocessing=[range_]),
+    ]
+    return [yaml.safe_dump(content).encode() for content in contents]
+
+
+def _make_nnunet(folder: Path) -> object:
+    return nnunet_folders.make_folder(folder)
+
+
+def _cellmap_descriptions() -> list[bytes]:
+    flat = {"input_shape": [32, 32], "output_shape": [32, 32], "input_voxel_size": [4, 4]}
+    return [json.dumps(cellmap_packages.described(**flat)).encode()]
+
+
+def _parse_hub_address(content: bytes, folder: Path) -> object:
+    from beam_inference.models.hugging_face import SCHEME, parse_address
+
+    repository = parse_address(f"{SCHEME}{content.decode(errors='surrogateescape')}")
+    if not set(repository.name + (repository.revision or "")) <= _LETTERS_OF_ADDRESSES:
+        raise AssertionError("an address holds more than names")
+    if ".." in repository.name.split("/"):
+        raise AssertionError("an address leads elsewhere")
+    return repository
+
+
+_LETTERS_OF_ADDRESSES = set(string.ascii_letters + string.digits + "._-/")
+
+
+# -------------------------------------------------------------------------------- trainings
+
+
+@cache
+def _training() -> tuple[dict[str, Any], bytes]:
+    """What a training file says, and the checkpoint of that training after its only step."""
+    from beam_inference.training.config import parse_training
+    from beam_inference.training.trainer import CHECKPOINT, train
+
+    folder = Path(tempfile.mkdtemp())  # a checkpoint is of volumes that lie where they lay
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    y, x = np.indices((24, 24))
+    labels = np.broadcast_to((1 + y // 6 * 8 + x // 6) % 5, (16, 24, 24)).astype(np.uint32)
+    write_volume(folder / "labels", labels)
+    write_volume(folder / "em", (labels * 40).astype(np.uint8))
+    values = {
+        "volumes": [{"image": str(folder / "em"), "labels": str(folder / "labels")}],
+        "output": "trained",
+        "patch_shape": [4, 8, 8],
+        "split": {"block_shape": [8, 24, 24], "validation": 0, "test": 0},
+        "target": {"kind": "affinities"},
+        "network": {"residual_unet": {"widths": [2, 2]}},
+        "steps": 1,
+        "batch_size": 1,
+        "device": "cpu",
+        "ema": 0.9,
+    }
+    train(parse_training(values, folder))
+    return values, (folder / "trained" / CHECKPOINT).read_bytes()
+
+
+def _parse_checkpoint(content: bytes, folder: Path) -> object:
+    """Go on with a training from a checkpoint; if that is sound, nothing is left to do."""
+    from beam_inference.training.config import parse_training
+    from beam_inference.training.trainer import CHECKPOINT, train
+
+    (folder / "trained").mkdir()
+    (folder / "trained" / CHECKPOINT).write_bytes(content)
+    outcome = train(parse_training(_training()[0], folder))
+    if outcome.steps_done:
+        raise AssertionError("a checkpoint that was not written then is gone on with")
+    return outcome.steps_done
+
+
 # --------------------------------------------------------------------------- URLs and messages
 
 _TEMPLATES = (
@@ -786,6 +966,7 @@ PARSERS: Sequence[Parser] = (
     _volume("attributes.json", "n5"),
     _volume("zarr.json", "ome_zarr"),
     _volume(".zattrs", "ome_zarr_0.4"),
+    *map(_packed, _PACKERS),
     _source(".nrrd", _nrrd, b"data file: ", OUTSIDE.encode(), b"byte skip: ", b"kinds: "),
     _source(".nhdr", _nhdr, b"data file: ", OUTSIDE.encode(), b"byte skip: "),
     _source(".npy", _npy, b"'descr'", b"'shape'", b"'|O'", b"(1000000, 1000000, 1000000)"),
@@ -846,6 +1027,49 @@ PARSERS: Sequence[Parser] = (
         _parse_openvino,
         (b"<!DOCTYPE", b"<!ENTITY a SYSTEM '../outside.raw'>", b"&a;"),
     ),
+    _package(
+        "bioimageio",
+        bioimageio_packages.make_package,
+        "bioimageio.yaml",
+        _bioimageio_descriptions,
+        b"!!python/name:os.system",
+        b"../outside.raw",
+        b"/etc/passwd",
+        b"https://localhost:1/w.pt",
+    ),
+    _package(
+        "bioimageio-example",
+        bioimageio_packages.make_package,
+        "test_input.npy",
+        _npy,
+        b"'|O'",
+        b"(1000000, 1000000, 1000000)",
+    ),
+    _package(
+        "monai-config",
+        monai_bundles.make_bundle,
+        "configs/inference.json",
+        list,
+        b"$import os",
+        b"$__import__('os').system('true')",
+        b"@bundle_root",
+        b'"_target_"',
+        b"%../outside.raw",
+    ),
+    _package("monai-metadata", monai_bundles.make_bundle, "configs/metadata.json"),
+    _package("nnunet-plans", _make_nnunet, "plans.json", list, b"torch.nn.modules.", b"os.system"),
+    _package("nnunet-dataset", _make_nnunet, "dataset.json"),
+    _package("nnunet-checkpoint", _make_nnunet, "fold_0/checkpoint_final.pth", list, b"PK\x01\x02"),
+    _package("cellmap", cellmap_packages.make_package, "metadata.json", _cellmap_descriptions),
+    Parser(
+        "hub-address",
+        _fixed(
+            b"org/repo", b"org/repo@main", b"org/re.po@0123456789abcdef0123456789abcdef01234567"
+        ),
+        _parse_hub_address,
+        (b"../", b"@", b"%2e"),
+    ),
+    Parser("training-checkpoint", lambda: [_training()[1]], _parse_checkpoint),
     Parser("url", _fixed(*(bytes([n]) + b"host%41%3a" for n in range(9))), _parse_url, (b"%25",)),
     Parser("foreign-text", _fixed(b"s3://a:b@c token=1\x1b[0m \xe2\x80\xae"), _parse_text),
 )

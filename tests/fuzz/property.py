@@ -175,6 +175,7 @@ _ALLOWED = tuple(
     for place in (
         *("/proc", "/sys", "/dev/null", "/dev/urandom", "/usr", "/lib", "/etc"),
         *sysconfig.get_paths().values(),
+        *(place for place in sys.path if Path(place).name == "site-packages"),
         sys.base_prefix,
         sys.prefix,
         Path(__file__).parents[2],

@@ -63,7 +63,8 @@ def test_of_several_that_take_a_claim_over_one_has_it(crew, folder):
     assert not crew.take_over("infer", 4, 7, found, "c")
     crew.release("infer", 4, 7, "a")  # it was slow, and not dead
     assert crew.find_claim("infer", 4, 7).worker == "b"
-    crew.forget_claims()
+    crew.give_sign("a-1", sign(1))
+    crew.forget_all()
     assert files(folder) == []
 
 

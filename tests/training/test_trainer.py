@@ -250,9 +250,51 @@ def test_a_checkpoint_of_another_training_is_refused(folder, one_thread):
     train(parse_training(values(steps=2), folder))
     with pytest.raises(StateError, match="whose seed had other values"):
         train(parse_training(values(steps=2, seed=5), folder))
-    (folder / "trained" / CHECKPOINT).write_bytes(b"torn")
-    with pytest.raises(StateError, match="no checkpoint that can be read"):
-        train(parse_training(values(steps=2), folder))
+
+
+def _flip_in_weights(path):
+    """Change a byte in the middle, which PyTorch reads without a word."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _set(key, value):
+    def change(path):
+        torch.save(torch.load(path, weights_only=True) | {key: value}, path)
+
+    return change
+
+
+DAMAGES = {
+    "torn": lambda path: path.write_bytes(b"torn"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "flipped": _flip_in_weights,
+    "a step before the first": _set("step", -1),
+    "no weights": _set("network", {}),
+    "unknown metrics": _set("metrics", {"unknown": 1}),
+    "no state": lambda path: torch.save(
+        {"config": torch.load(path, weights_only=True)["config"]}, path
+    ),
+}
+
+
+def test_a_damaged_checkpoint_is_refused_by_name_and_then_begun_anew(folder, one_thread):
+    config = parse_training(values(steps=2), folder)
+    train(config)
+    weights = safetensors.torch.load_file(folder / "trained" / "weights.safetensors")
+    checkpoint = folder / "trained" / CHECKPOINT
+    sound = checkpoint.read_bytes()
+    for damage in DAMAGES.values():
+        checkpoint.write_bytes(sound)
+        damage(checkpoint)
+        with pytest.raises(StateError, match=r"checkpoint\.pt is no checkpoint that can be read"):
+            train(config)
+    checkpoint.unlink()
+    train(config)
+    again = safetensors.torch.load_file(folder / "trained" / "weights.safetensors")
+    assert weights.keys() == again.keys()
+    assert all(torch.equal(weights[key], again[key]) for key in weights)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 import time
 
 import pytest
+from chaos.clocks import Clocks, find_library
 
 from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.drafts import file_of_draft, sweep_drafts, sweep_drafts_of_file
@@ -137,3 +140,36 @@ def test_a_sound_write_is_not_disturbed_by_sweeps(tmp_path):
         assert create_key(open_kvstore(url), f"{number}.json", url, "{}")
         sweep_drafts(url)
     assert len(list(tmp_path.iterdir())) == 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [-7200, 7200])
+def test_what_is_old_is_told_by_the_clock_that_stamps_files(tmp_path, seconds):
+    """A machine whose clock is wrong takes no draft of another for old."""
+    library = find_library()
+    if library is None:
+        pytest.skip("libfaketime is not installed")
+    old = write(tmp_path / "out" / DRAFTS[0], moment=time.time() - 4000)
+    young = write(tmp_path / "out" / DRAFTS[1], moment=time.time())
+    clocks = Clocks(tmp_path / "clocks", library)
+    variables = clocks.make()
+    clocks.set_all(seconds)
+    code = "\n".join(
+        [
+            "import time",
+            "from beam_inference.volumes.drafts import sweep_drafts",
+            f"print(time.time(), sweep_drafts('file://{tmp_path}/out'))",
+        ]
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **variables},
+    )
+    seen, removed = ended.stdout.split()
+    assert abs(float(seen) - time.time() - seconds) < 60
+    assert removed == "1"
+    assert young.exists()
+    assert not old.exists()
