@@ -58,6 +58,16 @@ setup(
             "pynrrd>=1.0",
             "tifffile>=2024.8",
         ],
+        "instruments": [
+            # later ones have other classes
+            "czifile==2019.7.2.*",
+            "h5py>=3.11",
+            "imagecodecs>=2025.3",
+            "liffile>=2025.5",
+            "nd2>=0.10.4",
+            "pydicom>=3.0",
+            "tifffile>=2024.8",
+        ],
         "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
         "report": ["jinja2>=3.1", "matplotlib>=3.9"],
         "training": ["matplotlib>=3.9"],

@@ -120,12 +120,13 @@ def _add_convert(subparsers: Subparsers) -> None:
         "gs://bucket/em em.h5:raw --scale 2",
         description=(
             "Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, "
-            "zarr, N5. Volumes of blocks are written by a Beam job, whose flags may follow. Given "
+            "zarr, N5; from CZI, LIF, ND2, IMS, DICOM and whole slides, too. Volumes of blocks are "
+            "written by a Beam job, whose flags may follow. Given "
             "again, the command continues a conversion that was interrupted."
         ),
     )
     _add_source_and_target(parser)
-    parser.add_argument("--dataset", metavar="NAME", help="dataset of IN, if it holds several")
+    parser.add_argument("--dataset", metavar="NAME", help="volume in IN, if it holds several")
     parser.add_argument(
         "--labels",
         action="store_true",

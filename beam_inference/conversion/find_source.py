@@ -6,12 +6,18 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
+from beam_inference.conversion.czi import czi_source
+from beam_inference.conversion.dicom import dicom_series, is_dicom_folder
 from beam_inference.conversion.hdf5 import hdf5_source
+from beam_inference.conversion.ims import ims_source
+from beam_inference.conversion.lif import lif_source
 from beam_inference.conversion.mrc import mrc_source
 from beam_inference.conversion.named_files import path_errors
+from beam_inference.conversion.nd2 import nd2_source
 from beam_inference.conversion.nifti import nifti_source
 from beam_inference.conversion.npy import npy_source, npz_source
 from beam_inference.conversion.nrrd import nrrd_source
@@ -35,12 +41,53 @@ _WITHOUT_DATASETS: dict[str, Callable[[str], Source]] = {
     },
 }
 _WITH_DATASETS: dict[str, Callable[[str, str | None], Source]] = {
+    ".czi": czi_source,
+    ".dcm": dicom_series,
     **dict.fromkeys((".h5", ".hdf5", ".hdf"), hdf5_source),
+    ".lif": lif_source,
+    ".nd2": nd2_source,
     ".npz": npz_source,
-    **dict.fromkeys((".tif", ".tiff"), tiff_source),
+}
+_SLIDES = (".svs", ".ndpi", ".scn", ".bif", ".qptiff", ".btf", ".tf8")
+_WITH_SCALES: dict[str, Callable[[str, str | None, int], Source]] = {
+    ".ims": ims_source,
+    **dict.fromkeys((".tif", ".tiff", *_SLIDES), tiff_source),
 }
 _SLICES = (".png", ".jpg", ".jpeg")
-_SUFFIXES = (*_WITHOUT_DATASETS, *_WITH_DATASETS, *_SLICES)
+_SUFFIXES = (*_WITHOUT_DATASETS, *_WITH_DATASETS, *_WITH_SCALES, *_SLICES)
+_BIO_FORMATS = "bioformats2raw FILE OUT.zarr"
+_WAYS_OUT = {
+    **dict.fromkeys(
+        (".mrxs", ".vms", ".vmu"),
+        "vips dzsave, or OpenSlide (pip install "
+        "openslide-python openslide-bin; LGPL), which saves a region as TIFF",
+    ),
+    **dict.fromkeys(
+        (".oif", ".oib"),
+        "pip install oiffile, and tifffile.imwrite of what "
+        "oiffile.imread returns; or bioformats2raw FILE OUT.zarr",
+    ),
+    **dict.fromkeys((".lof", ".xlef", ".xlif", ".xlcf"), "saving it as LIF or OME-TIFF in LAS X"),
+    **dict.fromkeys(
+        (
+            ".vsi",
+            ".oir",
+            ".dv",
+            ".r3d",
+            ".sld",
+            ".sldy",
+            ".zvi",
+            ".lsm",
+            ".mvd2",
+            ".ets",
+            ".stk",
+            ".flex",
+            ".ipl",
+        ),
+        _BIO_FORMATS + " of Bio-Formats (GPL)",
+    ),
+}
+"""What makes a file readable that is not read here, by its suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,42 +154,68 @@ def find_source(path: str, dataset: str | None, scale: int, storage: Storage) ->
             raise ConfigError(
                 f"{path}: single files are read from this machine's disks only. Copy it here first."
             )
-        return tensorstore_volume(path, scale, storage)
+        return tensorstore_volume(_inside(path, dataset), scale, storage)
     with path_errors(path):
         local, dataset_in_path = split_dataset(str(local_folder(path) or path))
         return _local_source(local, dataset or dataset_in_path, scale, storage)
 
 
+def _inside(url: str, dataset: str | None) -> str:
+    """The URL of a volume in a group, by its name.
+
+    Raises:
+        ConfigError: the name leads elsewhere.
+    """
+    if dataset is None:
+        return url
+    if {"", ".", ".."}.intersection(dataset.split("/")):
+        raise ConfigError(f"--dataset {dataset}: expected the path of a volume inside of {url}")
+    return f"{url.rstrip('/')}/{quote(dataset)}"
+
+
 def _local_source(local: str, dataset: str | None, scale: int, storage: Storage) -> Source:
     path = Path(local)
-    if dataset is not None and _suffix(local) not in _WITH_DATASETS:
-        raise ConfigError(
-            f"--dataset {dataset}: {local} has no datasets. HDF5, .npz and TIFF files have."
-        )
-    if path.is_dir():
+    suffix = _suffix(local)
+    if path.is_dir() and not is_dicom_folder(path):
         url = path.absolute().as_uri()
+        if dataset is not None:
+            return tensorstore_volume(_inside(url, dataset), scale, storage)
         if volume_at(url, storage):
             return tensorstore_volume(url, scale, storage)
-    if scale:
+    is_series = path.is_dir() and is_dicom_folder(path)
+    if dataset is not None and not is_series and suffix not in {*_WITH_DATASETS, *_WITH_SCALES}:
         raise ConfigError(
-            f"--scale {scale}: {local} has no scales; precomputed and OME-Zarr volumes have"
+            f"--dataset {dataset}: {local} has no datasets. HDF5, .npz, TIFF, DICOM and files of "
+            "microscopes have."
         )
+    if scale and suffix not in _WITH_SCALES:
+        raise ConfigError(
+            f"--scale {scale}: {local} has no scales; precomputed and OME-Zarr volumes, IMS and "
+            "slides have"
+        )
+    if is_series or (suffix == ".dcm" and not path.is_file()):
+        return dicom_series(local, dataset)
     if path.is_file():
-        return _file_source(local, dataset)
+        return _file_source(local, dataset, scale)
     if path.is_dir() or re.search(r"[*?\[]", local):
         return slice_stack(local)
     raise VolumeError(f"there is nothing at {local}")
 
 
-def _file_source(local: str, dataset: str | None) -> Source:
+def _file_source(local: str, dataset: str | None, scale: int) -> Source:
     suffix = _suffix(local)
     path = str(Path(local).absolute())
     if suffix in _WITHOUT_DATASETS:
         return _WITHOUT_DATASETS[suffix](path)
     if suffix in _WITH_DATASETS:
         return _WITH_DATASETS[suffix](path, dataset)
+    if suffix in _WITH_SCALES:
+        return _WITH_SCALES[suffix](path, dataset, scale)
     if suffix in _SLICES:
         return slice_stack(local)
+    way_out = _WAYS_OUT.get(Path(local).suffix.lower())
+    if way_out is not None:
+        raise VolumeError(f"{local} is of a kind that is not read here. What helps: {way_out}")
     raise VolumeError(
         f"the name of {local} is of no known kind: expected {', '.join(sorted(_SUFFIXES))}"
     )
@@ -154,7 +227,7 @@ def split_dataset(path: str) -> tuple[str, str | None]:
     >>> split_dataset("a/em.h5:volumes/raw"), split_dataset("em.npy")
     (('a/em.h5', 'volumes/raw'), ('em.npy', None))
     """
-    match = re.fullmatch(r"(.+\.(?:h5|hdf5|hdf|npz)):(.+)", path, re.IGNORECASE)
+    match = re.fullmatch(r"(.+\.(?:h5|hdf5|hdf|npz|czi|lif|nd2|ims|dcm)):(.+)", path, re.IGNORECASE)
     if match is None or Path(path).exists():
         return path, None
     return match[1], match[2]

@@ -147,6 +147,15 @@ def _find_dataset(path: str, name: str | None) -> Hdf5Source:
     return source
 
 
+def hdf5_dataset(path: str, name: str) -> Hdf5Source:
+    """The dataset of a name in a file of which :func:`run_apart` has tried that it can be read.
+
+    Raises:
+        VolumeError: there is none, or it is no volume of numbers.
+    """
+    return _find_dataset(path, name)
+
+
 def _dataset_source(path: str, name: str) -> Hdf5Source | None:
     """The dataset of a name that leads through no links; None if it is a group."""
     with open_file(path) as file:

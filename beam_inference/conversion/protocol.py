@@ -186,18 +186,30 @@ def as_czyx(array: Voxels, axes: str) -> Voxels:
     return array.transpose([axes.index(axis) for axis in "CZYX"])
 
 
-def import_library(module: str, purpose: str) -> ModuleType:
+FORMATS = "formats"
+"""The extra of the libraries for common files."""
+
+INSTRUMENTS = "instruments"
+"""The extra of the libraries for files of microscopes and scanners."""
+
+
+def import_library(module: str, purpose: str, extra: str = FORMATS) -> ModuleType:
     """Import an optional library.
 
+    Args:
+        module: name of the module.
+        purpose: what needs it, for the message.
+        extra: the extra of this package that installs it.
+
     Raises:
-        ConfigError: it is not installed; ``purpose`` says what needs it.
+        ConfigError: it is not installed.
     """
     try:
         return importlib.import_module(module)
     except ImportError:
         raise ConfigError(
             f"{purpose} needs {module.partition('.')[0]}, which is not installed: pip install "
-            "'beam-inference[formats]'"
+            f"'beam-inference[{extra}]'"
         ) from None
 
 

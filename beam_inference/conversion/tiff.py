@@ -10,6 +10,7 @@ import logging
 import lzma
 import math
 import os
+import re
 import struct
 import threading
 import weakref
@@ -38,7 +39,7 @@ from beam_inference.conversion.protocol import (
     stated_voxel_size,
 )
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, file_identity
-from beam_inference.errors import PermanentReadError, VolumeError
+from beam_inference.errors import ConfigError, PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.volumes.axes import length_nm
@@ -66,6 +67,14 @@ _MOST_DEFLATED = 1032
 _SMALL_BYTES = 2**28
 """Bytes that a segment may unpack to without a look at what it unpacks to."""
 
+_MOST_LISTED = 8
+"""Images and scales that a message names."""
+
+_UNITS_OF_LENGTH = (2, 3)
+"""Values of the tag ResolutionUnit: inch and centimetre."""
+
+_MICROMETRE_NM = 1e3
+
 _MOST_LABELS = 10**6
 """Values that OME metadata may list along an axis."""
 
@@ -78,12 +87,18 @@ OME_DTYPES = frozenset(
 """Names of the dtypes that an OME-TIFF may hold."""
 
 
-def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
-    """A file of one or many pages; ``series`` is the number of one of several images in it.
+def tiff_source(path: str, series: str | None, scale: int = 0) -> RawSource | TiffPages:
+    """A file of one or many pages.
+
+    Args:
+        path: path of the file.
+        series: number or name of one of several images in it; None if there is one alone, or one
+            with coarser scales, such as a whole slide beside its label and thumbnail.
+        scale: number of the image's scale.
 
     Raises:
         VolumeError: it cannot be read as one volume of numbers.
-        ConfigError: tifffile is not installed.
+        ConfigError: there is no such scale, or tifffile is not installed.
     """
     tifffile = import_library("tifffile", "TIFF")
     complaint = f"{path} cannot be read as TIFF"
@@ -93,7 +108,7 @@ def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
         _check_ome_metadata(path, tiff)
         _check_imagej_metadata(path, tiff)
         number = _series_number(path, tiff, series)
-        source = _source(path, tiff, number)
+        source = _source(path, tiff, number, scale)
         if len(tiff.pages) and faults:
             raise VolumeError(
                 f"the list of pages in {path}, or what describes it, is damaged: {faults[0]}. "
@@ -160,19 +175,71 @@ def _page_faults() -> Iterator[list[str]]:
 
 
 def _series_number(path: str, tiff: Any, series: str | None) -> int:
-    shapes = [image.shape for image in tiff.series]
-    if series is None and len(shapes) == 1:
-        return 0
-    if series is not None and series.isdecimal() and int(series) < len(shapes):
-        return int(series)
+    """The number of the image that is meant, by its number or name."""
+    images = list(tiff.series)
+    if series is None:
+        meant = list(range(len(images)))
+        if len(images) > 1:
+            meant = [number for number in meant if len(images[number].levels) > 1]
+    elif series.isdecimal():
+        meant = [int(series)] if int(series) < len(images) else []
+    else:
+        meant = [number for number, image in enumerate(images) if image.name == series]
+    if len(meant) == 1:
+        return meant[0]
+    listed = [f"{k} ({image.name}, {image.shape})" for k, image in enumerate(images[:_MOST_LISTED])]
+    more = f" and {len(images) - _MOST_LISTED} more" if len(images) > _MOST_LISTED else ""
     raise VolumeError(
-        f"{path} holds {len(shapes)} images, of the shapes {', '.join(map(str, shapes[:5]))}: "
-        f"choose one with --dataset 0 … {len(shapes) - 1}"
+        f"{path} holds {len(images)} images: {', '.join(listed)}{more}. Choose one with --dataset "
+        f"0 … {len(images) - 1}"
     )
 
 
-def _source(path: str, tiff: Any, number: int) -> RawSource | TiffPages:
-    series = tiff.series[number]
+def _notes(page: Any, tiff: Any, image: Any) -> tuple[str, ...]:
+    """What a person should know of an image: colours that are lost, scales, sizes of pixels."""
+    notes = []
+    if page.photometric == _PALETTE:
+        notes.append("its table of colours is not kept, its values are")
+    if len(image.levels) > 1:
+        notes.append(
+            f"it has {len(image.levels)} scales, of which --scale chooses one: "
+            f"{', '.join(str(level.shape) for level in image.levels[:_MOST_LISTED])}"
+        )
+        pixel_nm = _pixel_nm(page, tiff)
+        if pixel_nm is not None and _voxel_size(tiff) is None:
+            y, x = (f"{size:.6g}" for size in pixel_nm)
+            notes.append(
+                f"its pixels are {y} × {x} nm (y, x), and a slide states no thickness: give "
+                f"--voxel-size Z,{y},{x}"
+            )
+    return tuple(notes)
+
+
+def _pixel_nm(page: Any, tiff: Any) -> tuple[float, float] | None:
+    """Height and width of a slide's pixel, as the scanner states it."""
+    if tiff.is_svs:
+        found = re.search(r"\|\s*MPP\s*=\s*([0-9.]{1,20})", tiff.pages.first.description)
+        if found:
+            size = float(found[1]) * _MICROMETRE_NM
+            ratio = tiff.pages.first.imagewidth / page.imagewidth
+            return (size * ratio, size * ratio) if size > 0 else None
+    try:
+        x, y = page.get_resolution("MICROMETER")
+    except (ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
+    has_unit = page.resolutionunit in _UNITS_OF_LENGTH
+    return (_MICROMETRE_NM / y, _MICROMETRE_NM / x) if has_unit and x > 0 and y > 0 else None
+
+
+def _source(path: str, tiff: Any, number: int, scale: int) -> RawSource | TiffPages:
+    image = tiff.series[number]
+    if scale >= len(image.levels):
+        raise ConfigError(
+            f"--scale {scale}: {path} has no scales"
+            if len(image.levels) == 1
+            else f"--scale {scale}: {path} has the scales 0 … {len(image.levels) - 1}"
+        )
+    series = image.levels[scale]
     page = series.keyframe
     is_contiguous = series.dataoffset is not None
     _check_one_file(path, tiff, series)
@@ -182,14 +249,13 @@ def _source(path: str, tiff: Any, number: int) -> RawSource | TiffPages:
     shape = (*(axis.length for axis in leading), *_page_shape(page))
     check_shape(path, shape)
     extent = dict(zip(axes, shape, strict=True))
-    is_palette = page.photometric == _PALETTE
     info = SourceInfo(
         BoundingBox((0, 0, 0), (extent.get("Z", 1), extent["Y"], extent["X"])),
         extent.get("C", 1),
         number_dtype(page.dtype, path),
-        _voxel_size(tiff),
+        None if scale else _voxel_size(tiff),
         FREE if is_contiguous else page_grain(page),
-        ("its table of colours is not kept, its values are",) if is_palette else (),
+        _notes(page, tiff, image),
     )
     if is_contiguous:
         dtype = page.dtype.newbyteorder(tiff.byteorder).str
@@ -197,7 +263,7 @@ def _source(path: str, tiff: Any, number: int) -> RawSource | TiffPages:
         check_length(path, layout)
         return RawSource(path, layout, info)
     check_block_memory(path, info.grain, info.itemsize)
-    source = TiffPages(path, number, letters, info)
+    source = TiffPages(path, number, scale, letters, info)
     try:
         source.open()(BoundingBox((0, 0, 0), (1, 1, 1)))  # is there a codec?
     except PermanentReadError as error:
@@ -335,24 +401,27 @@ class TiffPages:
     Attributes:
         path: path of the file.
         series: number of the image in it.
+        scale: number of the image's scale.
         leading: letters of the axes over pages, slowest first: "Z", "CZ", "ZC", "C" or none.
         info: its extent, dtype, and so on.
     """
 
     path: str
     series: int
+    scale: int
     leading: str
     info: SourceInfo
 
     @property
     def identity(self) -> Json:
         """Path, size and time of the file, and the image's number."""
-        return file_identity(self.path) | {"series": self.series}
+        scale = {"scale": self.scale} if self.scale else {}
+        return file_identity(self.path) | {"series": self.series} | scale
 
     def open(self) -> Read:
         """Open the file; its list of pages is read once."""
         tiff = import_library("tifffile", "TIFF").TiffFile(self.path)
-        pages = tiff.series[self.series].pages
+        pages = tiff.series[self.series].levels[self.scale].pages
         lock = threading.Lock()  # of the file's position, while a page's header is read
         file = os.open(self.path, os.O_RDONLY)
 

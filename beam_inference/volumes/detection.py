@@ -12,6 +12,7 @@ from beam_inference.config.formats import installed_formats
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
+from beam_inference.volumes.groups import list_volumes
 from beam_inference.volumes.kvstores import (
     LOCAL,
     KvStore,
@@ -110,16 +111,17 @@ def _describe(
     )
     if not is_group:
         return StoredVolume(driver, [Scale(whole, None, None)])
-    return _describe_group(url, storage, driver, metadata)
+    return _describe_group(url, storage, store, driver, metadata)
 
 
-def _describe_group(url: str, storage: Storage, driver: str, metadata: Json) -> StoredVolume:
+def _describe_group(
+    url: str, storage: Storage, store: KvStore, driver: str, metadata: Json
+) -> StoredVolume:
     attributes = metadata.get("attributes") or {} if driver == "zarr3" else metadata
     arrays = [] if driver == "n5" else scales_of_group(attributes, url)
     if not arrays:
-        raise VolumeError(
-            f"{url} is a group of arrays; give the path of one array in it{hint_at_neighbours(url)}"
-        )
+        inside = list_volumes(store, url, attributes) or hint_at_neighbours(url)
+        raise VolumeError(f"{url} is a group of arrays; give the path of one volume in it{inside}")
     scales = []
     for group_scale in arrays:
         place = kvstore_spec(f"{url.rstrip('/')}/{group_scale.path}", storage)

@@ -30,6 +30,7 @@ import yaml
 from fakes.receipts import receipt, resolved
 from foreign_files import mrc_bytes, nifti_bytes, nrrd_bytes, tiff_bytes
 from helpers import job_values, write_volume
+from instrument_files import LIBCZI, lif_bytes, nd2_bytes, write_dicom, write_ims
 
 from beam_inference.errors import BeamInferenceError, ConfigError
 from fuzz.property import OUTSIDE_NAME, SECRET, Parser
@@ -335,6 +336,26 @@ def _hdf5() -> list[bytes]:
             made.attrs["resolution"] = [8.0, 8.0, 8.0]
         contents.append(file.getvalue())
     return contents
+
+
+def _lif() -> list[bytes]:
+    return [lif_bytes({"a": ARRAY[None, None]}), lif_bytes({"a": ARRAY[None, :, None]})]
+
+
+def _nd2() -> list[bytes]:
+    frames = ARRAY[None, :, None]
+    return [nd2_bytes(frames), nd2_bytes(frames, packed=True)]
+
+
+def _ims() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [write_ims(Path(folder) / "a.ims", ARRAY[None, None]).read_bytes()]
+
+
+def _dicom() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        written = write_dicom(Path(folder), ARRAY[:2], intercept=-7)
+        return [path.read_bytes() for path in sorted(written.iterdir())]
 
 
 def _picture(format: str) -> Callable[[], list[bytes]]:
@@ -977,6 +998,11 @@ PARSERS: Sequence[Parser] = (
     _source(".mrc.bz2", lambda: [bz2.compress(each) for each in _mrc()]),
     _source(".tif", _tiff),
     _source(".h5", _hdf5, OUTSIDE.encode()),
+    _source(".czi", lambda: [LIBCZI.read_bytes()], b"ZISRAWSUBBLOCK", b"ZISRAWDIRECTORY", b"DV"),
+    _source(".lif", _lif, b"N\0u\0m\0b\0e\0r\0O\0f\0E\0l\0e\0m\0e\0n\0t\0s\0"),
+    _source(".nd2", _nd2, b"ImageDataSeq|0!", b"ND2 CHUNK MAP SIGNATURE 0000001!"),
+    _source(".ims", _ims, b"ResolutionLevel 0", b"TimePoint 0", b"Channel 0"),
+    _source(".dcm", _dicom, b"DICM", b"1.2.840.10008.1.2.1.99", b"1.2.840.10008.1.2.4.90"),
     _source(".png", _picture("PNG"), b"IHDR", b"IDAT", b"IEND"),
     _source(".jpg", _picture("JPEG")),
     _entry(

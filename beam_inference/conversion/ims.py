@@ -1,0 +1,170 @@
+"""IMS, the files of Imaris: HDF5 with a dataset for each scale, time and channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from beam_inference.config.fields import Json
+from beam_inference.conversion.hdf5 import Hdf5Source, hdf5_dataset, open_file
+from beam_inference.conversion.planes import Image, choose_volume, nm_of_micrometres
+from beam_inference.conversion.process_apart import run_apart
+from beam_inference.conversion.protocol import (
+    Read,
+    SourceInfo,
+    Voxels,
+    check_shape,
+    header_errors,
+    import_library,
+    stated_voxel_size,
+)
+from beam_inference.conversion.raw_array import file_identity
+from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, triple
+
+_INFO = "DataSetInfo/Image"
+_LEVEL = "DataSet/ResolutionLevel {}"
+_MOST_CHANNELS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ImsSource:
+    """A volume of an Imaris file: a scale of a time.
+
+    Attributes:
+        path: path of the file.
+        channels: the dataset of each channel; its extent is rounded up to whole blocks.
+        info: its extent, dtype, and so on.
+    """
+
+    path: str
+    channels: tuple[Hdf5Source, ...]
+    info: SourceInfo
+
+    @property
+    def identity(self) -> Json:
+        """Path, size and time of the file, and the datasets' names."""
+        return file_identity(self.path) | {"datasets": [each.dataset for each in self.channels]}
+
+    def open(self) -> Read:
+        """Open the file."""
+        reads = [channel.open() for channel in self.channels]
+
+        def read(box: BoundingBox) -> Voxels:
+            return np.concatenate([read_channel(box) for read_channel in reads])
+
+        return read
+
+
+def ims_source(path: str, name: str | None, scale: int) -> ImsSource:
+    """A volume of an ``.ims`` file; with several times, "T0", "T1" and so on.
+
+    Args:
+        path: path of the file.
+        name: name of the volume; None if there is one alone.
+        scale: number of its scale, which Imaris calls a resolution level.
+
+    Raises:
+        VolumeError: it cannot be read as one volume of numbers.
+        ConfigError: there is no such scale, or h5py is not installed.
+    """
+    import_library("h5py", "IMS")
+    complaint = f"{path} cannot be read as IMS"
+    arguments = [path, str(scale), *([] if name is None else [name])]
+    run_apart(complaint, __name__, try_volume.__name__, *arguments)
+    with header_errors(complaint):
+        return _describe(path, name, scale)
+
+
+def try_volume(path: str, scale: str, name: str | None = None) -> None:
+    """Read what :func:`ims_source` reads, and where the chunks of its datasets lie."""
+    source = _describe(path, name, int(scale))
+    with open_file(path) as file:
+        for channel in source.channels:
+            dataset = file[channel.dataset]
+            if dataset.chunks:
+                dataset.id.get_num_chunks()
+
+
+def _describe(path: str, name: str | None, scale: int) -> ImsSource:
+    with open_file(path) as file:
+        levels = _count(file.get("DataSet"), "ResolutionLevel")
+        if not levels:
+            raise VolumeError(
+                f"{path} has no group DataSet/ResolutionLevel 0: it is no Imaris file"
+            )
+        if scale >= levels:
+            raise ConfigError(f"--scale {scale}: {path} has the scales 0 … {levels - 1}")
+        level = _LEVEL.format(scale)
+        times = _count(file[level], "TimePoint")
+        further = (("T", times),) if times > 1 else ()
+        chosen = choose_volume(path, [Image("", further)], name)
+        place = f"{level}/TimePoint {chosen.positions.get('T', 0)}"
+        count = _count(file[place], "Channel")
+        if not 1 <= count <= _MOST_CHANNELS:
+            raise VolumeError(f"{path} has {count} channels at {place}: it is damaged")
+        size = _extent(file[f"{place}/Channel 0"], "ImageSize")
+        extents = _physical_extents(file.get(_INFO))
+    check_shape(path, size)
+    channels = tuple(hdf5_dataset(path, f"{place}/Channel {n}/Data") for n in range(count))
+    first = channels[0].info
+    if any(each.info != first for each in channels) or any(
+        n > m for n, m in zip(size, first.bounds.shape, strict=True)
+    ):
+        raise VolumeError(
+            f"{path} has channels of several dtypes or shapes at {place}, or fewer voxels than it "
+            "states: it is damaged"
+        )
+    info = SourceInfo(
+        BoundingBox((0, 0, 0), size),
+        count,
+        first.dtype,
+        _voxel_size(extents, size),
+        first.grain,
+    )
+    return ImsSource(path, channels, info)
+
+
+def _count(group: Any, kind: str) -> int:
+    """How many groups "kind 0", "kind 1", … there are."""
+    count = 0
+    while group is not None and f"{kind} {count}" in group:
+        count += 1
+    return count
+
+
+def _extent(group: Any, key: str) -> Zyx:
+    return triple(int(_text(group, f"{key}{axis}")) for axis in "ZYX")
+
+
+def _physical_extents(info: Any) -> list[float]:
+    """The extents along z, y and x in micrometres; empty where they are not stated."""
+    try:
+        if _text(info, "Unit").lower() not in ("um", "µm", "micrometer", "micron"):
+            return []
+        return [
+            float(_text(info, f"ExtMax{axis}")) - float(_text(info, f"ExtMin{axis}"))
+            for axis in (2, 1, 0)
+        ]
+    except (KeyError, ValueError, TypeError):
+        return []
+
+
+def _voxel_size(extents: list[float], shape: Zyx) -> VoxelSizeNm | None:
+    if not extents:
+        return None
+    return stated_voxel_size(
+        float(f"{nm_of_micrometres(extent) / n:.7g}")
+        for extent, n in zip(extents, shape, strict=True)
+    )
+
+
+def _text(group: Any, key: str) -> str:
+    """An attribute, which Imaris writes as an array of single letters."""
+    attribute = group.attrs.get_id(key)
+    if attribute.dtype.kind != "S" or attribute.dtype.itemsize > 1 or attribute.shape == ():
+        raise ValueError(f"the attribute {key} is no text")
+    return b"".join(np.ravel(group.attrs[key])).decode(errors="replace").strip("\0 ")

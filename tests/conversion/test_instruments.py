@@ -1,0 +1,275 @@
+"""Files of microscopes and scanners: CZI, LIF, ND2, IMS, DICOM and whole slides."""
+
+import struct
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from instrument_files import (
+    LIBCZI,
+    libczi_voxels,
+    lif_bytes,
+    nd2_bytes,
+    write_dicom,
+    write_ims,
+    write_svs,
+)
+from source_volumes import assert_holds, random_array, source_of
+
+from beam_inference.conversion.czi import describe_czi
+from beam_inference.conversion.dicom import dicom_series
+from beam_inference.conversion.lif import describe_lif
+from beam_inference.conversion.nd2 import describe_nd2
+from beam_inference.conversion.planes import Image, choose_volume
+from beam_inference.conversion.tiff import tiff_source
+from beam_inference.errors import ConfigError, PermanentReadError, VolumeError
+
+SIZE = (300.0, 100.0, 100.0)
+TIMES = 2
+
+
+@pytest.fixture(scope="module")
+def frames():
+    """Voxels of every instrument: (times, channels, z, y, x)."""
+    return random_array("uint16", (TIMES, 2, 3, 10, 12))
+
+
+class TestNames:
+    IMAGES = (Image("one"), Image("two", (("S", 2), ("T", 12))), Image("a.b/T1"))
+
+    def test_each_position_is_a_volume(self):
+        chosen = choose_volume("x.lif", self.IMAGES, "two/S1/T11")
+        assert (chosen.image, chosen.positions) == (1, {"S": 1, "T": 11})
+        assert choose_volume("x.lif", self.IMAGES, "a.b/T1").image == 2
+
+    @pytest.mark.parametrize("name", ["two", "two/S2/T0", "two/S0/T12", "axb/T1", "/one", "three"])
+    def test_others_are_not(self, name):
+        with pytest.raises(
+            VolumeError, match=f"no volume {name}; it holds the volumes one, two/S0"
+        ):
+            choose_volume("x.lif", self.IMAGES, name)
+
+    def test_of_several_one_is_to_be_named(self):
+        with pytest.raises(VolumeError, match=r"two/S0/T8 and 16 more: name one with --dataset"):
+            choose_volume("x.lif", self.IMAGES, None)
+
+
+class TestCzi:
+    def test_a_file_of_zeiss_own_library(self):
+        source = source_of(LIBCZI)
+        assert_holds(source, libczi_voxels(), SIZE)
+        assert source.info.grain == (1, 24, 20)
+
+    def test_a_file_that_was_cut_off(self, tmp_path):
+        (tmp_path / "a.czi").write_bytes(LIBCZI.read_bytes()[:6000])
+        with pytest.raises(VolumeError, match=r"a\.czi ends before"):
+            describe_czi(str(tmp_path / "a.czi"), None)
+
+    def test_a_damaged_tile(self, tmp_path):
+        content = bytearray(LIBCZI.read_bytes())
+        place = content.rindex(struct.pack("<I", 0xFD2FB528))  # Zstandard's mark
+        content[place : place + 16] = bytes(16)
+        (tmp_path / "a.czi").write_bytes(content)
+        source = describe_czi(str(tmp_path / "a.czi"), None)
+        with pytest.raises(PermanentReadError, match=r"cannot read plane \d of .*a\.czi"):
+            source.open()(source.info.bounds)
+
+    def test_a_file_that_is_not_complete(self, tmp_path):
+        content = bytearray(LIBCZI.read_bytes())
+        content[32 + 68 : 32 + 72] = struct.pack("<i", 1)  # update pending
+        (tmp_path / "a.czi").write_bytes(content)
+        with pytest.raises(VolumeError, match="not completed by the microscope.*Open it in ZEN"):
+            describe_czi(str(tmp_path / "a.czi"), None)
+
+
+class TestLif:
+    def test_images_are_chosen_by_name(self, frames, tmp_path):
+        path = tmp_path / "a.lif"
+        path.write_bytes(lif_bytes({"one": frames[:1], "two": frames}))
+        assert_holds(describe_lif(str(path), "one"), frames[0], SIZE)
+        assert_holds(describe_lif(str(path), "two/T1"), frames[1], SIZE)
+        assert_holds(source_of(f"{path}:one"), frames[0], SIZE)
+        with pytest.raises(VolumeError, match="the volumes one, two/T0, two/T1: name one"):
+            describe_lif(str(path), None)
+
+    @pytest.mark.parametrize("dtype", ["uint8", "float32"])
+    def test_dtypes(self, dtype, tmp_path):
+        array = random_array(dtype, (1, 1, 3, 6, 7))
+        (tmp_path / "a.lif").write_bytes(lif_bytes({"a": array}))
+        assert_holds(describe_lif(str(tmp_path / "a.lif"), None), array[0], SIZE)
+
+    def test_a_file_that_was_cut_off(self, frames, tmp_path):
+        (tmp_path / "a.lif").write_bytes(lif_bytes({"one": frames[:1]})[:-9])
+        with pytest.raises(VolumeError, match=r"a\.lif"):
+            describe_lif(str(tmp_path / "a.lif"), None)
+
+    def test_other_files_are_not_followed(self, frames, tmp_path):
+        outside = tmp_path / "outside.lif"
+        outside.write_bytes(lif_bytes({"secret": frames[:1]}))
+        head = f'<Children><Reference File="{outside}"/></Children>'
+        (tmp_path / "a.lif").write_bytes(lif_bytes({"one": frames[:1]}, head=head))
+        with pytest.raises(VolumeError, match="names other files"):
+            describe_lif(str(tmp_path / "a.lif"), None)
+
+
+class TestNd2:
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_times_are_chosen_by_name(self, packed, frames, tmp_path):
+        path = tmp_path / "a.nd2"
+        path.write_bytes(nd2_bytes(frames.swapaxes(1, 2), packed=packed))
+        for time in range(TIMES):
+            assert_holds(describe_nd2(str(path), f"T{time}"), frames[time], SIZE)
+        with pytest.raises(VolumeError, match="the volumes T0, T1: name one"):
+            describe_nd2(str(path), None)
+
+    def test_one_volume_needs_no_name(self, frames, tmp_path):
+        (tmp_path / "a.nd2").write_bytes(nd2_bytes(frames[:1].swapaxes(1, 2)))
+        assert_holds(source_of(tmp_path / "a.nd2"), frames[0], SIZE)
+
+    def test_frames_that_are_absent_are_no_zeros(self, frames, tmp_path):
+        content = nd2_bytes(frames[:1].swapaxes(1, 2))
+        (tmp_path / "a.nd2").write_bytes(content.replace(b"ImageDataSeq|1!", b"ImageDataSeq|9!"))
+        with pytest.raises(VolumeError, match="lacks 1 of its 3 frames, the first is 1"):
+            describe_nd2(str(tmp_path / "a.nd2"), None)
+
+    def test_a_frame_that_unpacks_to_more(self, frames, tmp_path):
+        wide = np.zeros((1, 1, 1, 40, 1000), np.uint16)
+        content = nd2_bytes(wide, packed=True)
+        (tmp_path / "a.nd2").write_bytes(
+            content.replace(struct.pack("<I", 40), struct.pack("<I", 10))
+        )
+        source = describe_nd2(str(tmp_path / "a.nd2"), None)
+        with pytest.raises(PermanentReadError, match="unpacks to more than its voxels"):
+            source.open()(source.info.bounds)
+
+
+class TestIms:
+    def test_scales_and_times(self, frames, tmp_path):
+        write_ims(tmp_path / "a.ims", frames)
+        assert_holds(source_of(tmp_path / "a.ims", "T1"), frames[1], SIZE)
+        coarse = frames[0][..., ::2, ::2]
+        assert_holds(source_of(tmp_path / "a.ims", "T0", scale=1), coarse, (300.0, 200.0, 200.0))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("name", "scale", "message"),
+        [
+            (None, 0, "the volumes T0, T1: name one"),
+            ("T2", 0, "no volume T2"),
+            ("T0", 2, r"scales 0 … 1"),
+        ],
+    )
+    def test_what_is_not_there(self, name, scale, message, frames, tmp_path):
+        write_ims(tmp_path / "a.ims", frames)
+        with pytest.raises((VolumeError, ConfigError), match=message):
+            source_of(tmp_path / "a.ims", name, scale)
+
+    @pytest.mark.slow
+    def test_hdf5_of_another_kind(self, tmp_path):
+        with h5py.File(tmp_path / "a.ims", "w") as file:
+            file["v"] = np.zeros((3, 4, 5))
+        with pytest.raises(VolumeError, match="no Imaris file"):
+            source_of(tmp_path / "a.ims")
+
+
+class TestDicom:
+    def test_a_series_in_the_order_of_positions(self, frames, tmp_path):
+        array = frames[0, 0]
+        write_dicom(tmp_path / "ct", array, origin_mm=(4, 1, 0.5))
+        for place in (tmp_path / "ct", tmp_path / "ct" / "*.dcm"):
+            assert_holds(source_of(place), array, (2e6, 5e5, 5e5), (2, 2, 1))
+
+    def test_scaled_values_are_floats(self, tmp_path):
+        array = random_array("int16", (4, 6, 7))
+        write_dicom(tmp_path / "ct", array, intercept=-1024)
+        source = source_of(tmp_path / "ct")
+        assert "its header scales its values: they are read as float32" in source.info.notes
+        assert_holds(source, array.astype(np.float32) - 1024, (2e6, 5e5, 5e5))
+
+    def test_several_series_are_chosen_by_number(self, frames, tmp_path):
+        for number in (1, 2):
+            write_dicom(tmp_path / "ct", frames[0, number - 1], series=number)
+        assert_holds(source_of(tmp_path / "ct", "2"), frames[0, 1], (2e6, 5e5, 5e5))
+        with pytest.raises(VolumeError, match=r"the series 1 \(series 1, 3 files\), 2 \("):
+            source_of(tmp_path / "ct")
+
+    def test_missing_slices_are_told(self, tmp_path):
+        write_dicom(tmp_path / "ct", random_array("uint8", (6, 4, 4)))
+        for path in (tmp_path / "ct").iterdir():
+            if path.read_bytes().count(b"\\6.0"):
+                path.unlink()
+        (note,) = dicom_series(str(tmp_path / "ct"), None).info.notes
+        assert "the first is 4 mm" in note
+        assert "slices are missing" in note
+
+    def test_two_slices_at_one_place(self, tmp_path):
+        write_dicom(tmp_path / "ct", random_array("uint8", (3, 4, 4)), (0, 1, 1))
+        with pytest.raises(VolumeError, match="two slices of .* are at one place"):
+            dicom_series(str(tmp_path / "ct"), None)
+
+    def test_files_that_change_are_noticed(self, tmp_path):
+        from beam_inference.errors import WorkerFault
+
+        write_dicom(tmp_path / "ct", random_array("uint8", (3, 4, 4)))
+        source = dicom_series(str(tmp_path / "ct"), None)
+        next((tmp_path / "ct").iterdir()).write_bytes(b"other")
+        with pytest.raises(WorkerFault, match="not those of the launch"):
+            source.open()
+
+
+@pytest.fixture
+def slide(tmp_path):
+    """A slide of three scales, and a thumbnail."""
+    y, x = np.mgrid[0:300, 0:500]
+    array = np.stack([y % 256, x % 256, (x + y) // 4], axis=-1).astype(np.uint8)
+    return write_svs(tmp_path / "a.svs", array)
+
+
+class TestSlides:
+    def test_its_scales_are_read_as_tifffile_reads_them(self, slide):
+        import tifffile
+
+        with tifffile.TiffFile(slide) as tiff:
+            levels = [level.asarray() for level in tiff.series[0].levels]
+        for scale, level in enumerate(levels):
+            source = source_of(slide, scale=scale)
+            assert_holds(source, np.moveaxis(level, -1, 0)[:, None])
+            size = f"{500 * 500 / level.shape[1]:.6g}"
+            assert any(f"--voxel-size Z,{size}" in note for note in source.info.notes), size
+
+    def test_pictures_beside_it_are_chosen_by_number_or_name(self, slide):
+        assert tiff_source(str(slide), "1").info.bounds.shape == (1, 38, 63)
+        assert tiff_source(str(slide), "Thumbnail").info.bounds.shape == (1, 38, 63)
+
+    def test_what_is_not_there(self, slide):
+        with pytest.raises(ConfigError, match=r"--scale 3: .* has the scales 0 … 2"):
+            tiff_source(str(slide), None, 3)
+        with pytest.raises(VolumeError, match=r"holds 2 images: 0 \(Baseline, .*1 \(Thumbnail"):
+            tiff_source(str(slide), "5")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("a.czi", "czifile"), ("a.lif", "liffile"), ("a.nd2", "nd2"), ("a.dcm", "pydicom")],
+)
+def test_a_library_that_is_not_installed(name, module, tmp_path, monkeypatch):
+    (tmp_path / name).write_bytes(b"")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"pip install 'beam-inference\[instruments\]'"):
+        source_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("a.mrxs", "OpenSlide"),
+        ("a.oib", "pip install oiffile"),
+        ("a.vsi", "bioformats2raw"),
+        ("a.xlef", "OME-TIFF in LAS X"),
+    ],
+)
+def test_kinds_that_are_not_read_name_the_way_out(name, way_out, tmp_path):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(VolumeError, match=f"What helps: .*{way_out}"):
+        source_of(tmp_path / name)
