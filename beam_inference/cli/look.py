@@ -184,7 +184,7 @@ def _add_mosaic(subparsers: Subparsers) -> None:
 def mosaic(options: MosaicOptions) -> int:
     """Draw a sample of the finished chunks."""
     from beam_inference.geometry.sampling import spread
-    from beam_inference.job.parts import open_launched_input
+    from beam_inference.job.parts import open_input_under_output
     from beam_inference.report.mosaic import draw
 
     check_picture(options.to)
@@ -198,7 +198,7 @@ def mosaic(options: MosaicOptions) -> int:
         )
     output = launched.open_output("nothing to draw")
     receipts = state.read_receipts(spread(indices, options.count))
-    draw(job, receipts, open_launched_input(job), output, Path(options.to))
+    draw(job, receipts, open_input_under_output(job), output, Path(options.to))
     print(f"{options.to}: {len(receipts)} of {len(indices)} finished chunks")
     return COMPLETE
 

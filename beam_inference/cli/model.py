@@ -121,19 +121,6 @@ def _next_commands(
         scale = ["--scale", str(new.scale)] if new.scale else []
         levels = str(file.parent / "levels.json")
         commands.insert(0, ["levels", options.input, "--to", levels, *scale])
-    if new.way_back is not None:
-        scale = ["--like_scale", str(new.scale)] if new.scale else []
-        commands.append(
-            [
-                "resample",
-                options.output,
-                f"{options.output}_at_input",
-                *["--like", options.input, *scale],
-                *["--order", str(new.way_back.order)],
-                *["--separate_z", str(new.way_back.separate_z).lower()],
-                *["--postprocess", json.dumps(recipe.values["postprocess"])],
-            ]
-        )
     return commands
 
 

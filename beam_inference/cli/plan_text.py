@@ -73,6 +73,11 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
         orders = ", ".join(map(str, resampling.orders))
         yield "", f"resampled from {resampling.source}, voxels of {own} nm,"
         yield "", f"to voxels of {made} nm, by splines of the orders {orders} (z, y, x)"
+    if job.to_output is not None:
+        size = format_voxel_size(job.output.voxel_size_nm)
+        orders = ", ".join(map(str, job.to_output.orders))
+        yield "", "the network's answers are resampled to the output's voxels,"
+        yield "", f"{job.to_output.target}, of {size} nm, by splines of the orders {orders}"
     yield "roi", f"{job.roi}, {job.roi.size:,} voxels"
     if plan.chunks.roi != job.roi:
         yield "", f"with background around it in whole blocks, {plan.chunks.roi}"

@@ -47,7 +47,7 @@ from beam_inference.config.planes import (
     normal_axis,
 )
 from beam_inference.config.storage import Storage
-from beam_inference.config.volumes import Bounds, Input, Mask, Output, Roi
+from beam_inference.config.volumes import Input, Mask, Output, Roi
 from beam_inference.geometry.blending import BlendWindow
 from beam_inference.geometry.exact_sums import bound_above
 from beam_inference.geometry.grids import LatticeKind
@@ -666,6 +666,10 @@ class Inference(Model):
             )
 
 
+_SHARED_KEYS = ("bounds", "voxel_size_nm", "resample")
+"""Keys that say where the voxels of all outputs of a job are."""
+
+
 class FurtherOutput(Output):
     """A volume that is written beside the output, in the same pass."""
 
@@ -674,15 +678,17 @@ class FurtherOutput(Output):
     )
 
     @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
-        if self.bounds is not None:
-            raise ValueError("bounds are those of output, which all volumes have: remove it")
+    def _check_shared(self) -> Self:
+        for key in _SHARED_KEYS:
+            if getattr(self, key) != Output.model_fields[key].get_default():
+                raise ValueError(f"{key} is that of output, which all volumes have: remove it")
         return self
 
-    def as_output(self, bounds: Bounds | None) -> Output:
-        """This volume as the output of a job, with bounds of the job's own."""
+    def as_output(self, main: Output) -> Output:
+        """This volume as the only output of a job, with what it shares with the job's own."""
         values = {name: getattr(self, name) for name in Output.model_fields}
-        return Output.model_construct(**values | {"bounds": bounds})
+        shared = {name: getattr(main, name) for name in _SHARED_KEYS}
+        return Output.model_construct(**values | shared)
 
 
 OutputName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
@@ -791,7 +797,7 @@ class JobConfig(Model):
         single = {OUTPUT: self.model_copy(update={"outputs": {}})}
         for name, further in self.outputs.items():
             values = {
-                "output": further.as_output(self.output.bounds),
+                "output": further.as_output(self.output),
                 "postprocess": further.postprocess,
                 "outputs": {},
             }
@@ -937,11 +943,9 @@ class JobConfig(Model):
             "model.crop_margin": self.model.crop_margin,
         }
         if self.roi is not None:
-            shapes |= {
-                "roi.start": self.roi.start,
-                "roi.stop": self.roi.stop,
-                "roi.context": self.roi.context,
-            }
+            shapes["roi.context"] = self.roi.context
+        if self.roi is not None and self.output.voxel_size_nm == "network":
+            shapes |= {"roi.start": self.roi.start, "roi.stop": self.roi.stop}
         for key, shape in shapes.items():
             if any(n % s for n, s in zip(shape, scale, strict=True)):
                 raise ValueError(

@@ -188,6 +188,32 @@ class Resample(Model):
         return tuple(self.clip) if isinstance(self.clip, list) else (self.clip,)
 
 
+class ResampleBack(Model):
+    """How blended values are resampled to the output's voxels."""
+
+    order: Literal[0, 1, 3] = Field(
+        1, description="0: nearest voxel. 1: linear. 3: cubic spline through the voxels"
+    )
+    separate_z: bool | Literal["auto"] = Field(
+        False,
+        description=(
+            "whether the axis of the longest voxels is resampled by nearest voxels. auto: where "
+            "they are more than three times as long as the shortest, as nnU-Net"
+        ),
+    )
+
+
+def _voxels_kind(value: object) -> str:
+    return "word" if isinstance(value, str) else "size"
+
+
+OutputVoxels = Annotated[
+    Annotated[Literal["input", "network"], Tag("word")] | Annotated[VoxelSize, Tag("size")],
+    Discriminator(_voxels_kind),
+]
+"""Which voxels an output has: those of a volume, or of a size, ZYX, in nanometres."""
+
+
 class LevelsBox(Model):
     """The bounding box of what is not zero."""
 
@@ -416,6 +442,17 @@ class Output(Model):
     bounds: Bounds | None = Field(
         None, description="extent of a new output, when the ROI is only a part of it"
     )
+    voxel_size_nm: OutputVoxels = Field(
+        "network",
+        description=(
+            "the output's voxels: those that the network answers at; those of the input as it is "
+            "stored; or of a size, ZYX, nanometres. Blended values are resampled to them, before "
+            "postprocess"
+        ),
+    )
+    resample: ResampleBack | None = Field(
+        None, description="how blended values are resampled to voxel_size_nm; default linearly"
+    )
     pyramid: Annotated[
         Pyramid | None, BeforeValidator(_as_pyramid, json_schema_input_type=bool | Pyramid | None)
     ] = Field(
@@ -428,11 +465,21 @@ class Output(Model):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_value_range()
+        if self.resample is not None and self.voxel_size_nm == "network":
+            raise ValueError(
+                "resample has no effect as long as the output has the network's voxels: write "
+                "voxel_size_nm: input, or [z, y, x], or remove it"
+            )
         format = get_format(self.format)
         self._check_format(format)
         self._check_shards(format)
         self._check_pyramid(format)
         return self
+
+    @property
+    def how_resampled(self) -> ResampleBack:
+        """How blended values are resampled to the output's voxels, if they are other ones."""
+        return self.resample or ResampleBack()
 
     @property
     def write_shape(self) -> Zyx:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from beam_inference.geometry import zyx
@@ -32,6 +33,12 @@ class BoundingBox:
             raise ValueError(
                 f"a bounding box cannot stop at {self.stop} before it starts at {self.start} (ZYX)"
             )
+
+    @classmethod
+    def of_intervals(cls, intervals: Iterable[tuple[int, int]]) -> BoundingBox:
+        """The box of a start and a stop on each axis, ZYX."""
+        starts, stops = zip(*intervals, strict=True)
+        return cls(zyx.triple(starts), zyx.triple(stops))
 
     @property
     def shape(self) -> Zyx:

@@ -16,15 +16,19 @@ In three dimensions all of this is a product over the axes: a voxel is a chunk's
 on every axis.
 
 Where operators look beyond a chunk, it needs sums in a halo, too: then patches also reach into
-chunks before their owner, and nothing is a chunk's alone.
+chunks before their owner, and nothing is a chunk's alone. The same holds where chunks are of other
+voxels than patches, and their values are made of sums around them: then a patch belongs to the
+chunk that holds the place of its start.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 
 from beam_inference.geometry.grids import LatticeAxis
+from beam_inference.geometry.resampling import AxisResampling
 from beam_inference.geometry.zyx import ceil_div, round_up
 
 
@@ -34,10 +38,13 @@ class OwnershipAxis:
 
     Attributes:
         lattice: the patches.
-        start, stop: what the chunks tile; each of them shares voxels with the lattice's domain.
+        start, stop: what the chunks tile, in the output's voxels; each of them shares space with
+            the lattice's domain.
         chunk: voxels of a whole chunk; a position is a chunk's number on this axis.
         block: voxels of a storage block of the output; blocks are counted from each chunk's start.
-        halo: voxels beyond a chunk, per side, whose sums it needs as far as they are in the domain.
+        halo: voxels beyond a chunk, per side, whose values it needs as far as they are made of
+            sums in the domain.
+        to_output: from the patches' voxels to the output's; None where they are the same.
     """
 
     lattice: LatticeAxis
@@ -46,11 +53,12 @@ class OwnershipAxis:
     chunk: int
     block: int
     halo: int = 0
+    to_output: AxisResampling | None = None
 
     @cached_property
     def patches(self) -> range:
         """The patches that share a voxel with the ROI or its halo."""
-        return self.lattice.touching(*self._with_halo(self.start, self.stop))
+        return self.lattice.touching(*self._of_sums(self.start, self.stop))
 
     @property
     def positions(self) -> int:
@@ -63,27 +71,26 @@ class OwnershipAxis:
         return start, min(start + self.chunk, self.stop)
 
     def interval_of_sums(self, position: int) -> tuple[int, int]:
-        """Start and stop of the voxels whose sums a chunk needs: its own, and its halo."""
-        return self._with_halo(*self.interval(position))
+        """Start and stop of the patches' voxels whose sums a chunk needs, with its halo."""
+        return self._of_sums(*self.interval(position))
 
     def owned_patches(self, position: int) -> range:
         """The patches that a chunk computes; there may be none."""
         start, stop = self.interval(position)
-        first = self.patches.start if position == 0 else self.lattice.first_from(start)
-        last = self.patches.stop if stop == self.stop else self.lattice.first_from(stop)
+        first = self.patches.start if position == 0 else self._first_patch_from(start)
+        last = self.patches.stop if stop == self.stop else self._first_patch_from(stop)
         return range(first, max(first, min(last, self.patches.stop)))
 
     def reach(self, position: int) -> tuple[int, int]:
-        """Start and stop of what a chunk's own patches cover; equal if it has none.
+        """Start and stop of what a chunk's own patches cover, in their voxels; equal if none.
 
         It ends where the ROI ends, with its halo: nobody needs what lies beyond.
         """
         patches = self.owned_patches(position)
+        low, high = self._of_sums(self.start, self.stop)
         if not patches:
-            start, _ = self.interval(position)
-            return start, start
+            return low, low
         last = self.lattice.patch_start(patches[-1]) + self.lattice.patch
-        low, high = self._with_halo(self.start, self.stop)
         return max(self.lattice.patch_start(patches[0]), low), min(last, high)
 
     def private_start(self, position: int) -> int:
@@ -118,15 +125,43 @@ class OwnershipAxis:
         start, stop = self.reach(position)
         if start == stop:
             return range(0)
-        return range(self._holder(start - self.halo), self._holder(stop - 1 + self.halo) + 1)
+        if self.to_output is None:
+            return range(self._holder(start - self.halo), self._holder(stop - 1 + self.halo) + 1)
+        positions = range(self.positions)
+        first = bisect_right(positions, start, key=lambda p: self.interval_of_sums(p)[1])
+        return range(first, bisect_left(positions, stop, key=lambda p: self.interval_of_sums(p)[0]))
 
     def _owner(self, patch: int) -> int:
         return self._holder(self.lattice.patch_start(patch))
 
     def _holder(self, voxel: int) -> int:
-        """The chunk that holds a voxel, or is nearest to it."""
-        return min(max(0, voxel - self.start) // self.chunk, self.positions - 1)
+        """The chunk that holds a voxel of the patches, or is nearest to it."""
+        if self.to_output is None:
+            return min(max(0, voxel - self.start) // self.chunk, self.positions - 1)
+        later = range(1, self.positions)
+        return bisect_right(later, voxel, key=lambda p: self._place(self.interval(p)[0]))
 
-    def _with_halo(self, start: int, stop: int) -> tuple[int, int]:
+    def _first_patch_from(self, voxel: int) -> int:
+        """The first patch that starts at a voxel of the output or later."""
+        return self.lattice.first_from(self._place(voxel))
+
+    def _place(self, voxel: int) -> int:
+        """The voxel of the patches in which a voxel of the output starts."""
+        return voxel if self.to_output is None else self.to_output.source_voxel(voxel)
+
+    def _of_sums(self, start: int, stop: int) -> tuple[int, int]:
+        """The sums that the output's voxels ``start … stop`` are made of, with their halo."""
+        low, high = self._finishable
+        first = max(start - self.halo, low)
+        last = min(stop + self.halo, high)
+        return (
+            (first, last) if self.to_output is None else self.to_output.source_interval(first, last)
+        )
+
+    @cached_property
+    def _finishable(self) -> tuple[int, int]:
+        """The output's voxels that are made of sums in the domain alone."""
         lattice = self.lattice
-        return max(start - self.halo, lattice.start), min(stop + self.halo, lattice.stop)
+        if self.to_output is None:
+            return lattice.start, lattice.stop
+        return self.to_output.target_made_of(lattice.start, lattice.stop)

@@ -16,6 +16,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.grids import ChunkGrid, LatticeKind, PatchLattice
 from beam_inference.geometry.plan_totals import PlanTotals
+from beam_inference.geometry.resampling import Resampling
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.geometry.zyx import Zyx
 
@@ -34,9 +35,10 @@ class InferencePlan:
     """All geometry of a job. Build it with :func:`make_plan`, which checks it.
 
     Attributes:
-        volume: the input's bounds.
+        volume: the input's bounds, in the network's voxels, as all boxes of patches are.
         lattice: the patch lattice over the domain.
-        chunks: the chunk grid over the ROI, or over all blocks that it touches.
+        chunks: the chunk grid over the ROI, or over all blocks that it touches, in the output's
+            voxels.
         crop_margin: voxels by which the network's input exceeds its patch, ZYX.
         strategy: how chunks get the values of patches that they share with neighbours.
         chunk_crop_margin: voxels cropped at chunk borders, ZYX; zero unless the strategy is "crop".
@@ -44,6 +46,7 @@ class InferencePlan:
         halo: voxels beyond its core that are computed for a chunk, for what comes after the
             network, per side, ZYX.
         input_block_shape: of the input's storage, ZYX, whose blocks begin where the volume does.
+        to_output: from the network's voxels to the output's; None where they are the same.
     """
 
     volume: BoundingBox
@@ -55,6 +58,7 @@ class InferencePlan:
     block_shape: Zyx
     halo: Zyx = (0, 0, 0)
     input_block_shape: Zyx = (1, 1, 1)
+    to_output: Resampling | None = None
 
     @cached_property
     def exchange(self) -> SeamExchangePlan | None:
@@ -62,7 +66,12 @@ class InferencePlan:
         if self.strategy != "exchange":
             return None
         return SeamExchangePlan(
-            self.lattice, self.chunks, self.block_shape, self.crop_margin, self.halo
+            self.lattice,
+            self.chunks,
+            self.block_shape,
+            self.crop_margin,
+            self.halo,
+            self.to_output,
         )
 
     @cached_property
@@ -77,12 +86,26 @@ class InferencePlan:
             IndexError: there is no such chunk.
         """
         lattice = self.lattice
-        core = self.chunks.core_box(index).grow(self.halo).intersection(lattice.domain)
+        core = self.finished_box(self.chunks.core_box(index))
+        if self.to_output is not None:
+            core = self.to_output.source_box(core)
         if self.strategy == "crop":
             box = core.grow(self.chunk_crop_margin).intersection(lattice.domain)
             lattice = lattice.over(box.grow_to(lattice.patch_shape, within=lattice.domain))
         patches = lattice.touching(core)
         return ChunkWork.of_patches(index, core, lattice, patches, self.crop_margin)
+
+    def finished_box(self, core: BoundingBox) -> BoundingBox:
+        """The box that what comes after the network is given, so as to finish a core box.
+
+        It is the core box and its halo, as far as the domain has the values of which they are made.
+        """
+        return core.grow(self.halo).intersection(self._finishable)
+
+    @cached_property
+    def _finishable(self) -> BoundingBox:
+        domain = self.lattice.domain
+        return domain if self.to_output is None else self.to_output.target_made_of(domain)
 
     @cached_property
     def reaches_outside(self) -> bool:
@@ -107,6 +130,7 @@ def make_plan(
     input_block_shape: Zyx = (1, 1, 1),
     lattice: LatticeKind = "stride",
     written: BoundingBox | None = None,
+    to_output: Resampling | None = None,
 ) -> InferencePlan:
     """Derive a job's geometry.
 
@@ -116,7 +140,7 @@ def make_plan(
 
     Args:
         volume: the input's bounds.
-        roi: the box to produce.
+        roi: the box to produce, or what it is made of where the output has other voxels.
         context: voxels around the ROI that patches may cover, per side, ZYX.
         patch_shape: voxels of a patch, ZYX.
         patch_overlap: voxels shared by neighbouring patches, ZYX; less than the patch.
@@ -129,8 +153,9 @@ def make_plan(
         input_block_shape: of the input's storage, ZYX.
         lattice: where patches lie if they do not fit the domain exactly; with "pad" the domain
             grows at its stop until they do.
-        written: the box that chunks tile, of whole blocks around the ROI; what lies beyond the
-            ROI is background. Default: the ROI.
+        written: the box that chunks tile, in the output's voxels: the ROI, or whole blocks around
+            it, which are background beyond the ROI. Default: the ROI.
+        to_output: from the network's voxels to the output's; None where they are the same.
 
     Raises:
         AlignmentError: the ROI is not inside the volume.
@@ -151,4 +176,5 @@ def make_plan(
         block_shape=block_shape,
         halo=halo,
         input_block_shape=input_block_shape,
+        to_output=to_output,
     )

@@ -18,8 +18,8 @@ from beam_inference.geometry.zyx import ceil_div
 from beam_inference.limits import Numbers
 
 if TYPE_CHECKING:
-    from beam_inference.geometry.patch_ownership import OwnershipAxis
     from beam_inference.geometry.plan import InferencePlan
+    from beam_inference.geometry.seam_exchange import SeamExchangePlan
 
 N_co = TypeVar("N_co", bound=Numbers, covariant=True)
 
@@ -33,6 +33,7 @@ class AxisExtremes(NamedTuple, Generic[N_co]):
     private: N_co
     touched: N_co
     shared: N_co
+    resampled: N_co
 
 
 class Extremes(NamedTuple, Generic[N_co]):
@@ -49,6 +50,8 @@ class Extremes(NamedTuple, Generic[N_co]):
         touched: the voxels that a chunk is put together from, each counted as often as there are
             chunks that add to it.
         shared: ``touched`` without the private voxels.
+        resampled: the output's voxels that a chunk's values are resampled to, with their halo; 0
+            where they are the output's as they are.
     """
 
     input: tuple[int, int, N_co]
@@ -57,6 +60,7 @@ class Extremes(NamedTuple, Generic[N_co]):
     private: tuple[int, int, N_co]
     touched: tuple[int, int, N_co]
     shared: tuple[int, int, N_co]
+    resampled: tuple[int, int, N_co]
 
     @classmethod
     def of_axes(
@@ -70,6 +74,7 @@ class Extremes(NamedTuple, Generic[N_co]):
             private=(z.private, y.private, x.private),
             touched=(z.touched, y.touched, x.touched),
             shared=(z.shared, y.shared, x.shared),
+            resampled=(z.resampled, y.resampled, x.resampled),
         )
 
 
@@ -84,6 +89,7 @@ class PositionTotals:
         private: voxels that nothing is exchanged for.
         touched: voxels that the chunk is put together from, once for each chunk that adds to them.
         receivers: chunk positions that get sums from here, of an exchange.
+        resampled: the output's voxels that the chunk's values are resampled to; 0 if they are not.
     """
 
     patches: int
@@ -92,6 +98,7 @@ class PositionTotals:
     private: int
     touched: int
     receivers: int = 0
+    resampled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +216,8 @@ def axis_totals(plan: InferencePlan, axis: int) -> AxisTotals:
     if plan.exchange is None:
         positions = [_position_totals(plan, axis, position) for position, _ in counted]
     else:
-        ownership = plan.exchange.ownership[axis]
-        positions = [_exchange_position_totals(plan, axis, ownership, p) for p, _ in counted]
+        exchange = plan.exchange
+        positions = [_exchange_position_totals(plan, axis, exchange, p) for p, _ in counted]
     patches = voxels_read = touched = private = owners = pairs = 0
     patch_counts = Counter[int]()
     extremes = []
@@ -231,6 +238,7 @@ def axis_totals(plan: InferencePlan, axis: int) -> AxisTotals:
                 private=totals.private,
                 touched=totals.touched,
                 shared=totals.touched - totals.private,
+                resampled=totals.resampled,
             )
         )
     return AxisTotals(
@@ -250,10 +258,11 @@ def _count_positions(plan: InferencePlan, axis: int) -> list[tuple[int, int]]:
     """Chunk positions on one axis, and how many others are like each of them.
 
     Away from the domain's ends, what a chunk does depends only on the phase of the lattice relative
-    to the chunk, which is periodic; not so where patches are spread, whose distances differ.
+    to the chunk, which is periodic; not so where patches are spread, whose distances differ, or
+    where chunks are of other voxels.
     """
     count = plan.chunks.shape[axis]
-    if plan.lattice.kind == "spread":
+    if plan.lattice.kind == "spread" or _changes_voxels(plan, axis):
         return [(position, 1) for position in range(count)]
     margin = plan.crop_margin[axis] + plan.chunk_crop_margin[axis] + plan.halo[axis]
     period = _period(plan, axis)
@@ -266,6 +275,11 @@ def _count_positions(plan: InferencePlan, axis: int) -> list[tuple[int, int]]:
     middle = [(end + k, repeats) for k in range(period)]
     last = [(position, 1) for position in range(count - end - rest, count)]
     return first + middle + last
+
+
+def _changes_voxels(plan: InferencePlan, axis: int) -> bool:
+    """Whether the output has other voxels than the network, on one axis."""
+    return plan.to_output is not None and not plan.to_output.axes[axis].is_identity
 
 
 def _period(plan: InferencePlan, axis: int) -> int:
@@ -284,12 +298,22 @@ def _position_totals(plan: InferencePlan, axis: int, position: int) -> PositionT
         core=core,
         private=core,
         touched=core,
+        resampled=_resampled_length(plan, axis, position),
     )
 
 
+def _resampled_length(plan: InferencePlan, axis: int, position: int) -> int:
+    """The output's voxels that a chunk's values are resampled to, on an axis; 0 if they are not."""
+    if plan.to_output is None:
+        return 0
+    core = plan.chunks.core_box(position * math.prod(plan.chunks.shape[axis + 1 :]))
+    return plan.finished_box(core).shape[axis]
+
+
 def _exchange_position_totals(
-    plan: InferencePlan, axis: int, ownership: OwnershipAxis, position: int
+    plan: InferencePlan, axis: int, exchange: SeamExchangePlan, position: int
 ) -> PositionTotals:
+    ownership = exchange.ownership[axis]
     owned = ownership.owned_patches(position)
     start = stop = plan.volume.start[axis]
     if owned:
@@ -297,16 +321,19 @@ def _exchange_position_totals(
         start = ownership.lattice.patch_start(owned[0]) - margin
         stop = ownership.lattice.patch_start(owned[-1]) + ownership.lattice.patch + margin
     reach = ownership.reach(position)
-    _, stop_of_chunk = ownership.interval(position)
-    private_start = max(ownership.private_start(position), ownership.lattice.start)
-    private_stop = min(stop_of_chunk, ownership.lattice.stop)
+    private_start = private_stop = 0
+    if not exchange.joins_whole_chunks:
+        _, stop_of_chunk = ownership.interval(position)
+        private_start = max(ownership.private_start(position), ownership.lattice.start)
+        private_stop = min(stop_of_chunk, ownership.lattice.stop)
     return PositionTotals(
         patches=len(owned),
         input=(start, stop),
         core=reach[1] - reach[0],
-        private=0 if any(plan.halo) else max(0, private_stop - private_start),
+        private=max(0, private_stop - private_start),
         touched=ownership.touched_voxels(position),
         receivers=len(ownership.receivers(position)),
+        resampled=_resampled_length(plan, axis, position),
     )
 
 

@@ -13,6 +13,7 @@ voxel has the same bits in whatever boxes a volume is resampled.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -73,7 +74,10 @@ class AxisResampling:
 
     def coordinates(self, start: int, stop: int) -> NDArray[np.float64]:
         """Where the target's voxels ``start … stop`` lie, in voxels from the source's first."""
-        number = np.arange(start - self.target_start, stop - self.target_start) // self.repeat
+        return self._place(np.arange(start, stop))
+
+    def _place(self, voxels: NDArray[np.int64]) -> NDArray[np.float64]:
+        number = (voxels - self.target_start) // self.repeat
         step = self.length / (self.target_length // self.repeat)
         return (number.astype(np.float64) + 0.5) * step - 0.5
 
@@ -84,8 +88,7 @@ class AxisResampling:
         if self.is_identity:
             shift = self.start - self.target_start
             return start + shift, stop + shift
-        first, last = self.coordinates(start, stop)[[0, -1]]
-        nearest = self._nearest(np.array([first, last]))
+        nearest = self._nearest(self._place(np.array([start, stop - 1])))
         reach = _REACH[self.order]
         low = nearest[0] - max(0, reach - 1)
         high = nearest[1] + reach
@@ -100,6 +103,18 @@ class AxisResampling:
         first = (start - self.start) * self.target_length // self.length
         last = ceil_div((stop - self.start) * self.target_length, self.length)
         return self.target_start + first, self.target_start + last
+
+    def target_made_of(self, start: int, stop: int) -> tuple[int, int]:
+        """The target's voxels that are made of the source's voxels ``start … stop`` alone."""
+        first = self.target_start
+        voxels = range(first, first + self.target_length)
+        low = bisect_left(voxels, start, key=lambda v: self.source_interval(v, v + 1)[0])
+        high = bisect_right(voxels, stop, key=lambda v: self.source_interval(v, v + 1)[1])
+        return first + low, first + max(low, high)
+
+    def source_voxel(self, voxel: int) -> int:
+        """The source's voxel that holds the start of a voxel of the target, or goes on beyond."""
+        return self.start + (voxel - self.target_start) * self.length // self.target_length
 
     def source_length(self, length: Numbers) -> Numbers:
         """The most voxels of the source that as many neighbours of the target are made of."""
@@ -197,7 +212,7 @@ class Resampling:
             axis.source_interval(start, stop)
             for axis, start, stop in zip(self.axes, box.start, box.stop, strict=True)
         ]
-        return _box(intervals)
+        return BoundingBox.of_intervals(intervals)
 
     def target_box(self, box: BoundingBox) -> BoundingBox:
         """The target's voxels that cover a box inside the source."""
@@ -205,7 +220,15 @@ class Resampling:
             axis.target_interval(start, stop)
             for axis, start, stop in zip(self.axes, box.start, box.stop, strict=True)
         ]
-        return _box(intervals)
+        return BoundingBox.of_intervals(intervals)
+
+    def target_made_of(self, box: BoundingBox) -> BoundingBox:
+        """The target's voxels that are made of a box of the source alone."""
+        intervals = [
+            axis.target_made_of(start, stop)
+            for axis, start, stop in zip(self.axes, box.start, box.stop, strict=True)
+        ]
+        return BoundingBox.of_intervals(intervals)
 
     def source_shape(self, shape: tuple[Numbers, Numbers, Numbers]) -> tuple[Numbers, ...]:
         """The most voxels of the source, ZYX, that a box of a shape in the target is made of."""
@@ -256,12 +279,6 @@ class Resampling:
                 first = wanted.start[axis]
                 array = _resample_axis(array, axis, axes[axis], first, box)
         return array.astype(np.float32, copy=False) if any(self.orders) else array
-
-
-def _box(intervals: Sequence[tuple[int, int]]) -> BoundingBox:
-    return BoundingBox(
-        triple(start for start, _ in intervals), triple(stop for _, stop in intervals)
-    )
 
 
 def _resample_axis(

@@ -14,6 +14,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.grids import ChunkGrid, PatchLattice
 from beam_inference.geometry.patch_ownership import OwnershipAxis
+from beam_inference.geometry.resampling import AxisResampling, Resampling
 from beam_inference.geometry.zyx import Zyx
 
 
@@ -28,7 +29,8 @@ class SeamExchangePlan:
         chunks: the chunk grid over the ROI.
         block_shape: of the output's storage, ZYX.
         crop_margin: voxels by which the network's input exceeds its patch, ZYX.
-        halo: voxels beyond a chunk, per side, whose sums it needs, ZYX.
+        halo: voxels beyond a chunk, per side, whose values it needs, ZYX.
+        to_output: from the patches' voxels to the output's; None where they are the same.
     """
 
     lattice: PatchLattice
@@ -36,20 +38,28 @@ class SeamExchangePlan:
     block_shape: Zyx
     crop_margin: Zyx
     halo: Zyx = (0, 0, 0)
+    to_output: Resampling | None = None
+
+    @property
+    def joins_whole_chunks(self) -> bool:
+        """Whether no voxel is finished before its chunk is: chunks need what lies around them."""
+        return any(self.halo) or self.to_output is not None
 
     @cached_property
     def ownership(self) -> tuple[OwnershipAxis, OwnershipAxis, OwnershipAxis]:
         """Which chunk computes which patches, per axis ZYX."""
         roi = self.chunks.roi
+        same: list[AxisResampling | None] = [None] * 3
         z, y, x = (
-            OwnershipAxis(lattice, start, stop, chunk, block, halo)
-            for lattice, start, stop, chunk, block, halo in zip(
+            OwnershipAxis(lattice, start, stop, chunk, block, halo, to_output)
+            for lattice, start, stop, chunk, block, halo, to_output in zip(
                 self.lattice.axes,
                 roi.start,
                 roi.stop,
                 self.chunks.chunk_shape,
                 self.block_shape,
                 self.halo,
+                same if self.to_output is None else self.to_output.axes,
                 strict=True,
             )
         )
@@ -65,10 +75,7 @@ class SeamExchangePlan:
         z, y, x = (axis.owned_patches(position) for axis, position in axes)
         if not (z and y and x):
             return None
-        reaches = [axis.reach(position) for axis, position in axes]
-        reach = BoundingBox(
-            zyx.triple(start for start, _ in reaches), zyx.triple(stop for _, stop in reaches)
-        )
+        reach = BoundingBox.of_intervals(axis.reach(position) for axis, position in axes)
         return ChunkWork.of_patches(index, reach, self.lattice, (z, y, x), self.crop_margin)
 
     def contributors(self, index: int) -> list[int]:
@@ -86,9 +93,9 @@ class SeamExchangePlan:
     def private_box(self, index: int) -> BoundingBox | None:
         """The box of whole blocks that no other chunk's patches touch; None if it is empty.
 
-        With a halo it is: a chunk is finished only when it is put together.
+        It is where chunks are finished only when they are put together.
         """
-        if any(self.halo):
+        if self.joins_whole_chunks:
             return None
         core = self.chunks.core_box(index)
         start = zyx.triple(axis.private_start(position) for axis, position in self._axes_at(index))
@@ -99,11 +106,13 @@ class SeamExchangePlan:
     def shared_boxes(self, index: int) -> list[BoundingBox]:
         """The rest of a chunk beside its private box: at most three disjoint boxes of blocks.
 
-        With a halo it is one box: the chunk, grown by its halo within the domain.
+        Where chunks are finished only when they are put together it is one box: what a chunk is
+        made of, in the patches' voxels.
         """
+        if self.joins_whole_chunks:
+            axes = self._axes_at(index)
+            return [BoundingBox.of_intervals(axis.interval_of_sums(p) for axis, p in axes)]
         core = self.chunks.core_box(index)
-        if any(self.halo):
-            return [core.grow(self.halo).intersection(self.lattice.domain)]
         private = self.private_box(index)
         if private is None:
             return [core]

@@ -23,23 +23,30 @@ def plan_geometry(
     input_block_shape: Zyx,
     output: BoundingBox,
     resampling: Resampling | None = None,
+    to_output: Resampling | None = None,
 ) -> InferencePlan:
     """Derive all geometry of a job.
 
     Args:
         config: the job file.
         volume: the input's bounds.
-        roi: the box to produce.
+        roi: the box to produce, in the output's voxels.
         chunk_shape: the unit of work, voxels ZYX.
         strategy: the strategy; it need not be the job's own.
         input_block_shape: the input's storage blocks, stored voxels ZYX.
         output: the output's bounds.
         resampling: how the input's voxels are made of stored ones; None where they are these.
+        to_output: how the output's voxels are made of the network's; None where they are these.
     """
     inference = config.inference
+    written = None if config.input.box is None else _whole_blocks(config, roi, output)
+    needed = roi
+    if to_output is not None:
+        written = written or roi
+        needed = _whole_voxels(to_output.source_box(roi), config.model.output_scale)
     return make_plan(
         volume=volume,
-        roi=roi,
+        roi=needed,
         context=config.roi.context if config.roi else (0, 0, 0),
         patch_shape=inference.patch_shape,
         patch_overlap=inference.patch_overlap,
@@ -51,8 +58,17 @@ def plan_geometry(
         halo=_largest_halo(config),
         input_block_shape=input_block_shape if resampling is None else (1, 1, 1),
         lattice=inference.lattice,
-        written=None if config.input.box is None else _whole_blocks(config, roi, output),
+        written=written,
+        to_output=to_output,
     )
+
+
+def _whole_voxels(box: BoundingBox, output_scale: Zyx) -> BoundingBox:
+    """The voxels of the network's input that a box of its output touches, in the output's voxels.
+
+    They lie in the volume, which begins and ends with such a voxel.
+    """
+    return box.coarsen(output_scale).refine(output_scale)
 
 
 def common_write_shape(config: JobConfig) -> Zyx:

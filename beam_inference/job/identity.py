@@ -78,7 +78,8 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
     # make; what determines them is in records of their own.
     # Of the prediction bound the resolved one is in it.
     files = frozenset({"path", "weights", "sha256", "voxel_size_nm", "prediction_bound"})
-    places = frozenset({"path", "bounds", "pyramid"})
+    # The boxes say which voxels the output has, whatever the words for them are.
+    places = frozenset({"path", "bounds", "pyramid", "voxel_size_nm", "resample"})
     engine: Json = dict(job.engine)
     if job.numerics != 1:  # records of 1 do not have it
         engine["numerics"] = job.numerics
@@ -115,7 +116,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         "mask": {}
         if config.mask is None
         else {**identify(config.mask), **_identify_origin("origin", job.mask_origins.get("mask"))},
-        "output": identify(config.output, without=places),
+        "output": {**identify(config.output, without=places), **_identify_output_voxels(job)},
         **_identify_outputs(job, places),
     }
 
@@ -155,6 +156,15 @@ def _identify_resampling(job: ResolvedJob) -> Json:
     clip = {"clip": limits[0] if len(limits) == 1 else limits} if limits else {}
     source = identify_box(resampling.source)
     return {"resampled": {"source": source, "orders": list(resampling.orders), **clip}}
+
+
+def _identify_output_voxels(job: ResolvedJob) -> Json:
+    """How the output's voxels are made of the network's, unless they are these."""
+    resampling = job.to_output
+    if resampling is None:
+        return {}
+    target = identify_box(resampling.target)
+    return {"resampled": {"target": target, "orders": list(resampling.orders)}}
 
 
 def _identify_sums(job: ResolvedJob) -> Json:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
@@ -14,12 +16,18 @@ from beam_inference.config.volumes import Bounds, LevelsBox
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import source_sections
+from beam_inference.geometry.resampling import Resampling
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import AnyNormalization, Normalization, unit
 from beam_inference.operators.normalize_steps import StepwiseNormalization
-from beam_inference.volumes.input_volume import InputVolume, as_input
+from beam_inference.volumes.input_volume import (
+    InputVolume,
+    as_input,
+    output_grid,
+    resampling_to_output,
+)
 from beam_inference.volumes.mask import open_mask
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
@@ -60,13 +68,57 @@ def _crop(volume: Volume, box: Bounds | LevelsBox | None) -> Volume:
     return volume.crop(box.box)
 
 
-def open_launched_input(job: ResolvedJob) -> Volume:
-    """Open the input of a launched job, where the job took it to lie; see :func:`open_input`."""
-    return open_input(job.config).start_at(job.input_bounds.start)
+def open_input_under_output(job: ResolvedJob) -> Volume:
+    """Open the input of a launched job in the voxels of its output, to be seen beside that.
+
+    It lies where the job took it to lie; see :func:`open_input`. A mask of the input has no effect
+    where its voxels are not the output's.
+    """
+    volume = open_input(job.config).start_at(job.input_bounds.start)
+    if job.to_output is None:
+        return volume
+    assert isinstance(volume, InputVolume), "such a volume is one at any place"
+    source = volume.bounds if volume.resampling is None else volume.resampling.source
+    bounds = job.to_output.target
+    seen = Resampling(source, bounds, (1, 1, 1))
+    return replace(volume, bounds=bounds, dtype=np.dtype(np.float32), resampling=seen, mask=None)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputVoxels:
+    """The voxels that a job's outputs have, as far as the input reaches.
+
+    Attributes:
+        bounds: the voxels.
+        voxel_size_nm: their size, ZYX; None if neither input nor model says any.
+        rest: how far the first lies beyond its whole coordinates, in voxels, ZYX.
+        resampling: from the voxels that the network answers at; None where they are the same.
+    """
+
+    bounds: BoundingBox
+    voxel_size_nm: VoxelSizeNm | None
+    rest: tuple[float, float, float]
+    resampling: Resampling | None
+
+
+def output_voxels(config: JobConfig, volume: InputVolume) -> OutputVoxels:
+    """Find the voxels that the outputs of a job have.
+
+    Raises:
+        ConfigError: see :func:`beam_inference.volumes.input_volume.output_grid`.
+    """
+    output = config.output
+    grid = output_grid(volume, output.voxel_size_nm)
+    size: VoxelSizeNm | None = grid.voxel_size_nm
+    if volume.voxel_size_nm is None:
+        is_of_input = output.voxel_size_nm == "input"
+        size = config.model.voxel_size_nm if is_of_input else voxel_size_nm(config, volume)
+    resampling = resampling_to_output(volume, grid, output.how_resampled)
+    return OutputVoxels(grid.bounds, size, grid.rest, resampling)
 
 
 def voxel_size_nm(config: JobConfig, volume: Volume) -> VoxelSizeNm | None:
-    """Size of the voxels that a job counts, ZYX; None if neither input nor model says any.
+    """Size of the voxels that a network answers at, ZYX; None if neither input nor model says any.
 
     They are the input's, as it is read; where it does not say, those of the network's output.
     """

@@ -63,13 +63,15 @@ class ResolvedJob(Frozen):
             it at first launch; not part of the fingerprint. ``config`` has the one that fitted.
         input_bounds: bounding box of the input.
         resampling: how its voxels are made of stored ones; None where they are the stored ones.
+        to_output: how the output's voxels are made of those that the network answers at; None where
+            they are the same.
         input_channels: number of the input's channels that are read.
         input_dtype: the input's dtype, as stored.
         input_block_shape: shape of the input's storage blocks, ZYX, in stored voxels; not part of
             the fingerprint.
         mask_origins: where index zero of the masks' arrays lies, ZYX, by their keys in the job
             file; without those at 0.
-        roi: the box to produce.
+        roi: the box to produce, in the output's voxels.
         output_bounds: bounding box of the output.
         voxel_size_nm: voxel size of the output, ZYX.
         model_sha256: hash of the network, see :func:`beam_inference.models.hashes.model_sha256`.
@@ -96,6 +98,7 @@ class ResolvedJob(Frozen):
     requested_batch_size: int | None = None
     input_bounds: BoundingBox
     resampling: Resampling | None = None
+    to_output: Resampling | None = None
     input_channels: int
     input_dtype: str
     input_block_shape: Zyx
@@ -121,6 +124,11 @@ class ResolvedJob(Frozen):
         if not isinstance(values, dict):
             return values
         return {_FIRST_NAMES.get(key, key): value for key, value in values.items()}
+
+    @property
+    def whole_roi(self) -> BoundingBox:
+        """All that the input covers, in the output's voxels: the ROI where a job names none."""
+        return self.input_bounds if self.to_output is None else self.to_output.target
 
     @property
     def sum_bounds(self) -> tuple[float, ...]:
@@ -155,6 +163,7 @@ class ResolvedJob(Frozen):
             input_block_shape=self.input_block_shape,
             output=self.output_bounds,
             resampling=self.resampling,
+            to_output=self.to_output,
         )
 
     def of_output(self, key: str) -> ResolvedJob:
@@ -196,6 +205,7 @@ class ResolvedJob(Frozen):
             requested_batch_size=self.requested_batch_size,
             input_bounds=self.input_bounds,
             resampling=self.resampling,
+            to_output=self.to_output,
             input_channels=self.input_channels,
             input_dtype=self.input_dtype,
             input_block_shape=self.input_block_shape,

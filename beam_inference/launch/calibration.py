@@ -110,7 +110,9 @@ class _Calls:
     def encoding(self) -> Encoding:
         config = self.trial.config
         is_split = bool(config.outputs) or config.output.head is not None
-        if config.postprocess or is_split or self.job.plan.exchange is not None:
+        plan = self.job.plan
+        is_resampled = plan.to_output is not None
+        if config.postprocess or is_split or is_resampled or plan.exchange is not None:
             return AS_COMPUTED
         return Encoding(np.dtype(config.output.dtype), config.output.value_range)
 

@@ -15,9 +15,10 @@ from beam_inference.config.normalize import Sections
 from beam_inference.config.operators import Operator
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.job.operator_files import operator_key
-from beam_inference.job.parts import voxel_size_nm
+from beam_inference.job.parts import OutputVoxels
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.shards import Shard
@@ -87,28 +88,26 @@ def check_paths(config: JobConfig, place: Place) -> None:
             )
 
 
-def open_masks(config: JobConfig, volume: InputVolume) -> dict[str, Mask]:
+def open_masks(config: JobConfig, volume: InputVolume, voxels: OutputVoxels) -> dict[str, Mask]:
     """Open the masks of a job, by their keys in the job file."""
     masks = {} if volume.mask is None else {"input.mask": volume.mask}
     if config.mask is not None:
-        masks["mask"] = open_mask(
-            "mask", config.mask, voxel_size_nm(config, volume), config.storage
-        )
+        masks["mask"] = open_mask("mask", config.mask, voxels.voxel_size_nm, config.storage)
     return masks
 
 
-def check_halos(operators: Sequence[Operator], volume: Volume) -> None:
-    """Refuse operators that look much further than the volume reaches.
+def check_halos(operators: Sequence[Operator], bounds: BoundingBox) -> None:
+    """Refuse operators that look much further than the volume, in the output's voxels, reaches.
 
     A chunk would hold, and go through, more voxels than there are.
     """
-    largest = max(_HALO_ANYWHERE, *volume.bounds.shape)
+    largest = max(_HALO_ANYWHERE, *bounds.shape)
     for number, operator in enumerate(operators):
         if max(operator.halo_zyx) > largest:
             raise ConfigError(
                 f"postprocess.{number}: {operator.display_name} looks {list(operator.halo_zyx)} "
                 f"voxels (z, y, x) around each voxel; at most {largest:,} make sense in an input "
-                f"of {list(volume.bounds.shape)}. Make its "
+                f"of {list(bounds.shape)}. Make its "
                 f"{'sigma' if operator.operator == 'smooth' else 'halo'} smaller."
             )
 

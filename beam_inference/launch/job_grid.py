@@ -34,19 +34,6 @@ class InputScales:
 
 
 @dataclass(frozen=True, slots=True)
-class WayBack:
-    """How predictions at another voxel size come back to the voxels of the input.
-
-    Attributes:
-        order: of the spline.
-        separate_z: whether the axis of the longest voxels takes the nearest ones.
-    """
-
-    order: int
-    separate_z: bool
-
-
-@dataclass(frozen=True, slots=True)
 class JobGrid:
     """Which scale of the input is read, and at which voxel size.
 
@@ -54,13 +41,11 @@ class JobGrid:
         scale: index of the scale.
         settings: keys that say so.
         cautions: what could not be found out; sentences.
-        way_back: to the voxels of that scale; None where the job keeps them.
     """
 
     scale: int
     settings: Sequence[Setting] = ()
     cautions: Sequence[str] = ()
-    way_back: WayBack | None = None
 
 
 def open_input(path: str) -> InputScales:
@@ -173,9 +158,18 @@ def _resampled_grid(
                 f"from {_sizes_text(own)} nm to the voxels of the training data, as its own tool",
             ),
             _voxel_size_setting(recipe, own),
+            Setting(
+                "output.voxel_size_nm",
+                "input",
+                "the network's answers come back to the input's voxels before they are finished",
+            ),
+            Setting(
+                "output.resample",
+                {"order": resampling.order_back, "separate_z": separate_z},
+                "as its own tool resamples them",
+            ),
         ],
         cautions,
-        WayBack(resampling.order_back, separate_z),
     )
 
 

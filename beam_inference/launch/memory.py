@@ -92,6 +92,8 @@ class ChunkShapes:
         block_depth: voxels of the output's storage blocks on z.
         is_filled: whether voxels outside the volume are filled in, which takes a second cutout.
         exchanged: what chunks exchange; None if they do not.
+        resampled: shape of the box, in the output's voxels, that its values are resampled to, ZYX;
+            None where the output has the network's voxels.
     """
 
     input: Shape
@@ -102,6 +104,7 @@ class ChunkShapes:
     is_filled: bool
     exchanged: Exchanged | None = None
     resampling_bytes: Numbers = 0
+    resampled: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +339,9 @@ class MemoryProjection:
     @property
     def blends_as_float(self) -> bool:
         """Whether a result leaves the accumulator as float32, or else encoded."""
-        return self.sizes.leaves_as_float or self.shapes.exchanged is not None
+        shapes = self.shapes
+        is_added_up = shapes.exchanged is not None or shapes.resampled is not None
+        return self.sizes.leaves_as_float or is_added_up
 
     @property
     def leaving_bytes(self) -> Numbers:
@@ -394,12 +399,29 @@ class MemoryProjection:
         sizes = self.sizes
         writes = self.process.trailing_writes
         voxels = _voxels(self.shapes.core)
+        resampled = self.shapes.resampled
+        if resampled is not None:
+            finished = _voxels(resampled)
+            computed = voxels * sizes.sums_bytes + self._resampled_bytes(voxels, finished)
+            written = sizes.stored_bytes + sizes.read_back_bytes
+            return computed + writes * (finished * written + self.at_store_bytes(resampled))
         computed = sizes.stored_bytes
         if self.blends_as_float:
             computed = sizes.sums_bytes + sizes.finishing_bytes
         written = sizes.stored_bytes + sizes.read_back_bytes
         at_store = writes * self.at_store_bytes(self.shapes.core)
         return voxels * (computed + writes * written) + at_store
+
+    def _resampled_bytes(self, voxels: Numbers, finished: Numbers) -> Numbers:
+        """Bytes beside blended values while they are resampled, and then finished.
+
+        Args:
+            voxels: of the network, that are resampled.
+            finished: of the output, that are made of them.
+        """
+        sums = self.sizes.sums_bytes
+        axis_by_axis = 2 * sums * maximum(voxels, finished)
+        return maximum(axis_by_axis, finished * (sums + self.sizes.finishing_bytes))
 
     def _first_stage_results_bytes(self, exchanged: Exchanged) -> Numbers:
         sizes = self.sizes
@@ -439,10 +461,16 @@ class MemoryProjection:
         shared = exchanged.shared_voxels
         # one of them is copied
         files = minimum((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * sizes.sums_bytes * shared)
+        written = sizes.stored_bytes + sizes.read_back_bytes
+        if self.shapes.resampled is not None:
+            finished = _voxels(self.shapes.resampled)
+            sums = sizes.sums_bytes * (2 + process.look_ahead) * shared
+            at_store = self.at_store_bytes(self.shapes.resampled)
+            trailing = process.trailing_writes * (at_store + written * finished)
+            return files + sums + self._resampled_bytes(shared, finished) + trailing
         at_store = minimum(
             self.at_store_bytes(exchanged.touched), STORE_COPIES * shared * sizes.stored_bytes
         )
-        written = sizes.stored_bytes + sizes.read_back_bytes
         per_voxel = (
             sizes.sums_bytes * (2 + process.look_ahead)
             + sizes.finishing_bytes

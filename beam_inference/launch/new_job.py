@@ -17,8 +17,6 @@ from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import clean_text
 from beam_inference.launch.job_grid import (
     InputScales,
-    JobGrid,
-    WayBack,
     choose_grid,
     open_input,
 )
@@ -62,14 +60,12 @@ class NewJob:
         config: what it says.
         cautions: what the package's own tool does otherwise; sentences.
         scale: index of the input's scale.
-        way_back: to the voxels of that scale; None where the job keeps them.
     """
 
     text: str
     config: JobConfig
     cautions: Sequence[str]
     scale: int
-    way_back: WayBack | None
 
 
 def describe_package(path: str, folds: Folds | None) -> Package:
@@ -124,41 +120,21 @@ def make_job(package: Package, input_path: str, output_path: str, folder: Path) 
     settings = [
         Setting("input.path", _path_from(folder, input_path), "the volume"),
         Setting("output.path", _path_from(folder, output_path), "the result, made at launch"),
-        _format_setting(source, grid),
+        _format_setting(source),
         Setting("model.path", _path_from(folder, package.network_path), package.recipe.title),
         Setting("model.sha256", package.sha256, "of these files; others are refused"),
         *_fold_settings(package.folds),
         *grid.settings,
-        *(setting for setting in package.recipe.settings if not _is_of_result(setting)),
-        *_result_settings(package.recipe, grid),
+        *package.recipe.settings,
         Setting("inference.chunk_shape", "auto", "found at the first launch, from the memory"),
     ]
     cautions = [*package.recipe.cautions, *grid.cautions]
     text = _write_text(package, settings, cautions)
     config = parse_job_text(text, folder, "the job file")
-    return NewJob(text, config, cautions, grid.scale, grid.way_back)
+    return NewJob(text, config, cautions, grid.scale)
 
 
-def _result_settings(recipe: Recipe, grid: JobGrid) -> list[Setting]:
-    """What is done with the network's answers, in this job."""
-    if grid.way_back is None:
-        return [setting for setting in recipe.settings if _is_of_result(setting)]
-    return [
-        Setting(
-            "output.dtype",
-            "float32",
-            "the network's answers, which come back to the input's voxels before they are finished",
-        )
-    ]
-
-
-def _is_of_result(setting: Setting) -> bool:
-    return setting.key in ("postprocess", "output.dtype")
-
-
-def _format_setting(source: InputScales, grid: JobGrid) -> Setting:
-    if grid.way_back is not None:
-        return Setting("output.format", "ome_zarr", "keeps a place between voxels")
+def _format_setting(source: InputScales) -> Setting:
     if source.driver == "neuroglancer_precomputed":
         return Setting("output.format", "precomputed", "as the input")
     return Setting("output.format", "ome_zarr", "says its voxel size, and has room for a pyramid")

@@ -35,9 +35,16 @@ from beam_inference.geometry.chunk_shape import AUTO_MEMORY_BYTES, with_best_chu
 from beam_inference.geometry.origin import pad_to_zero
 from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.geometry.plan_totals import Extremes
+from beam_inference.geometry.resampling import Resampling
 from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.operator_files import local_operators, operator_sha256
-from beam_inference.job.parts import describe_output, make_normalization, open_input, voxel_size_nm
+from beam_inference.job.parts import (
+    OutputVoxels,
+    describe_output,
+    make_normalization,
+    open_input,
+    output_voxels,
+)
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.launch import decide
@@ -122,11 +129,12 @@ class PlannedJob:
         settings: the choices that it leaves open and that need no network.
         input: the input, open.
         masks: the masks of input and output, open, by their keys.
-        roi: the box to produce.
+        roi: the box to produce, in the output's voxels.
         output: description of the output, which is there or is to be made.
         output_exists: whether it is there.
         operator_sha256: hashes of the files that operators need.
         further_outputs: the other outputs, by their keys in the job file.
+        to_output: how the outputs' voxels are made of the network's; None where they are the same.
     """
 
     config: JobConfig
@@ -138,6 +146,7 @@ class PlannedJob:
     output_exists: bool
     operator_sha256: Mapping[str, str]
     further_outputs: Mapping[str, PlannedOutput] = field(default_factory=dict)
+    to_output: Resampling | None = None
 
     @property
     def outputs(self) -> dict[str, PlannedOutput]:
@@ -169,6 +178,7 @@ class PlannedJob:
             input_block_shape=self.input.read_shape,
             resampling=self.input.resampling,
             output=self.output.bounds,
+            to_output=self.to_output,
         )
 
     @property
@@ -249,6 +259,7 @@ class PlannedJob:
             patch_input=grown_shape(plan.lattice.patch_shape, plan.crop_margin),
             block_depth=plan.block_shape[0],
             is_filled=plan.reaches_outside or by_section,
+            resampled=None if plan.to_output is None else extremes.resampled,
             exchanged=(
                 None
                 if plan.exchange is None
@@ -341,27 +352,37 @@ def plan_job(
     config = decide.decide_levels_of_input(config, earlier)
     volume = _open_checked_input(config)
     check_position(volume, earlier)
-    masks = open_masks(config, volume)
+    voxels = output_voxels(config, volume)
+    masks = open_masks(config, volume, voxels)
     _check_output_is_apart(config, volume, masks)
     normalize = decide.decide_normalization(config, volume.stored, earlier)
     check_sections(normalize, volume)
     for single in config.by_output.values():
-        check_halos(single.postprocess, volume)
+        check_halos(single.postprocess, voxels.bounds)
     make_normalization(normalize, volume.values_dtype)
     _check_fill_values(config, volume, masks)
     check_voxel_size(config, volume)
-    roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else volume.bounds
-    if not volume.bounds.contains(roi):
+    roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else voxels.bounds
+    if not voxels.bounds.contains(roi):
         raise AlignmentError(
-            f"roi {roi} is not inside the input {volume.url}, which is {volume.bounds} (z, y, x; "
-            f"stop exclusive{_of_voxels(volume)}). The part inside is "
-            f"{roi.intersection(volume.bounds)}."
+            f"roi {roi} is not inside the input {volume.url}, which is {voxels.bounds} (z, y, x; "
+            f"stop exclusive{_of_voxels(volume, voxels)}). The part inside is "
+            f"{roi.intersection(voxels.bounds)}."
         )
-    main, *others = _find_outputs(config, volume, roi).items()
+    main, *others = _find_outputs(config, volume, voxels, roi).items()
     settings = decide.decide_settings(config, place, normalize, earlier)
     hashes = _check_operators(config)
     job = PlannedJob(
-        config, settings, volume, masks, roi, main[1].spec, main[1].exists, hashes, dict(others)
+        config,
+        settings,
+        volume,
+        masks,
+        roi,
+        main[1].spec,
+        main[1].exists,
+        hashes,
+        dict(others),
+        voxels.resampling,
     )
     if earlier is None:
         job = _with_cheapest_plan(job, place, workers)
@@ -369,7 +390,7 @@ def plan_job(
     has_background = config.roi is None and volume.whole == job.output.bounds
     for key, planned in job.outputs.items():
         spec = planned.spec
-        check_alignment(job.plan.chunks, spec.write_shape, spec.bounds, volume.bounds)
+        check_alignment(job.plan.chunks, spec.write_shape, spec.bounds, voxels.bounds)
         is_filled = has_background or _is_filled(spec, roi)
         if config.by_output[key].output.pyramid is not None and not is_filled:
             raise ConfigError(
@@ -461,22 +482,22 @@ def _check_fill_values(config: JobConfig, volume: Volume, masks: Mapping[str, Ma
             check_fill_value(f"{key}.fill_value", mask.fill_value, dtype)
 
 
-def _of_voxels(volume: InputVolume) -> str:
-    """Which voxels the bounds of an input are counted in, if they are not the stored ones."""
-    if volume.resampling is None:
+def _of_voxels(volume: InputVolume, voxels: OutputVoxels) -> str:
+    """Which voxels the bounds of an ROI are counted in, if they may not be the stored ones."""
+    if volume.resampling is None and voxels.resampling is None:
         return ""
-    return f"; in voxels of {list(volume.voxel_size_nm or ())} nm, by input.resample"
+    return f"; in voxels of {list(voxels.voxel_size_nm or ())} nm, the output's"
 
 
 def _find_outputs(
-    config: JobConfig, volume: InputVolume, roi: BoundingBox
+    config: JobConfig, volume: InputVolume, voxels: OutputVoxels, roi: BoundingBox
 ) -> dict[str, PlannedOutput]:
     """Describe the outputs, by their keys; all have the bounds of the first."""
     found: dict[str, PlannedOutput] = {}
     for key, single in config.by_output.items():
         bounds = found[OUTPUT].spec.bounds if found else None
         try:
-            found[key] = _find_output(single, volume, roi, bounds)
+            found[key] = _find_output(single, volume, voxels, roi, bounds)
         except UserError as error:
             if key == OUTPUT:
                 raise
@@ -485,12 +506,17 @@ def _find_outputs(
 
 
 def _find_output(
-    config: JobConfig, volume: InputVolume, roi: BoundingBox, given: BoundingBox | None
+    config: JobConfig,
+    volume: InputVolume,
+    voxels: OutputVoxels,
+    roi: BoundingBox,
+    given: BoundingBox | None,
 ) -> PlannedOutput:
     """Describe an output; ``given`` are its bounds, if they are decided already."""
     output = config.output
     bounds = roi
-    if volume.whole is not None and volume.resampling is None and config.roi is None:
+    is_as_stored = voxels.bounds == volume.stored.bounds
+    if volume.whole is not None and is_as_stored and config.roi is None:
         bounds = volume.whole
     if given is not None:
         bounds = given
@@ -501,14 +527,14 @@ def _find_output(
                 f"output.bounds start at {list(bounds.start)}, but a {output.format} array has no "
                 "offset: write start: [0, 0, 0]"
             )
-    voxel_size = voxel_size_nm(config, volume)
+    voxel_size = voxels.voxel_size_nm
     if voxel_size is None and given is None:
         logger.warning(
             "the input does not say its voxel size, nor does model.voxel_size_nm: the output will "
             "say 1 nm"
         )
     size = voxel_size or (1.0, 1.0, 1.0)
-    spec = replace(describe_output(config, bounds, size), rest=volume.origin.rest)
+    spec = replace(describe_output(config, bounds, size), rest=voxels.rest)
     existing = open_output(spec)
     if existing is None:
         if output.bounds is None:

@@ -449,6 +449,7 @@ def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
         input_bounds=planned.input.bounds,
         input_channels=planned.input.channels,
         resampling=planned.input.resampling,
+        to_output=planned.to_output,
         input_dtype=planned.input.values_dtype.name,
         input_block_shape=planned.input.read_shape,
         mask_origins=_mask_origins(planned),

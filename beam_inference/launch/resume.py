@@ -40,6 +40,7 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
         StateError: ``config`` is another job.
     """
     config = decide.keep_levels_of_input(config, earlier)
+    _check_same_voxels(config, earlier, url)
     check_same_engine(config, earlier, url)
     requested = config.model.normalize
     if levels_files(requested):
@@ -65,12 +66,29 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
     bounds = decide.decide_prediction_bounds(config, earlier)
     job = earlier.with_config(
         make_definite(config, settings, engine),
-        roi=earlier.input_bounds if roi is None else BoundingBox(roi.start, roi.stop),
+        roi=earlier.whole_roi if roi is None else BoundingBox(roi.start, roi.stop),
         requested_normalize=levels_request(config),
         bounds=[bound for bound in bounds if bound is not None],
     )
     check_same(earlier, job, url)
     return job
+
+
+def _check_same_voxels(config: JobConfig, earlier: ResolvedJob, url: str) -> None:
+    """Refuse a job file that asks for other voxels, which only an opened input could tell."""
+    before = earlier.config
+    pairs = {
+        "input.resample": (config.input.resample, before.input.resample),
+        "model.voxel_size_nm": (config.resampled_voxel_size_nm, before.resampled_voxel_size_nm),
+        "output.voxel_size_nm": (config.output.voxel_size_nm, before.output.voxel_size_nm),
+        "output.resample": (config.output.how_resampled, before.output.how_resampled),
+    }
+    for key, (now, there) in pairs.items():
+        if now != there:
+            raise StateError(
+                f"{url} belongs to another job: {key} is {there} there, here {now}. Use another "
+                "output.path, or pass --overwrite to compute every chunk again."
+            )
 
 
 def check_same_engine(

@@ -17,7 +17,7 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import BeamInferenceError, UserError
 from beam_inference.geometry.bounding_box import AXES
 from beam_inference.geometry.zyx import Zyx
-from beam_inference.job.parts import open_launched_input, output_spec
+from beam_inference.job.parts import open_input_under_output, output_spec
 from beam_inference.job.records import ChannelStatistics
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
@@ -114,7 +114,7 @@ def make_report(
     absent: list[str] = []
     grid = job.plan.chunks
     state = state.of(job)
-    source = _open_or_note(lambda: open_launched_input(job), "input", absent)
+    source = _open_or_note(lambda: open_input_under_output(job), "input", absent)
     output = _open_or_note(lambda: open_output(output_spec(job)), "output", absent)
     pyramid = (
         None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid, largest_block_cover
-from beam_inference.geometry.zyx import Zyx, ceil_div
+from beam_inference.geometry.zyx import Zyx, ceil_div, triple
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
@@ -117,10 +117,13 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
 
     def decoded_bytes() -> int:
         shape = (extent[0], extent[1], extent[2])
+        read = shape
+        if job.to_output is not None:
+            read = triple(map(int, job.to_output.source_shape(shape)))
         output = job.config.output
         written = math.prod(largest_block_cover(shape, output.block_shape, job.output_bounds.shape))
         itemsize = np.dtype(output.dtype).itemsize
-        return job.input_bytes(shape) + written * job.config.output_channels * itemsize
+        return job.input_bytes(read) + written * job.config.output_channels * itemsize
 
     def chunk_count() -> int:
         return math.prod(ceil_div(n, c) + 1 for n, c in zip(extent, chunk, strict=True))

@@ -275,10 +275,12 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
         plan = planned.plan
         voxel_size = planned.output.voxel_size_nm
         resampling = planned.input.resampling
+        to_output = planned.to_output
     else:
         plan = launched.plan
         voxel_size = launched.voxel_size_nm
         resampling = launched.resampling
+        to_output = launched.to_output
     section = config.input
     roi = plan.chunks.roi
     source = open_source(replace(section.source(config.storage), channel=None), check_blocks=False)
@@ -286,7 +288,8 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
         bounds = launched.input_bounds if resampling is None else resampling.source
         source = source.start_at(bounds.start)
     channels = section.channel or list(range(source.channels))
-    visible = roi if resampling is None else resampling.source_box(roi)
+    visible = roi if to_output is None else to_output.source_box(roi)
+    visible = visible if resampling is None else resampling.source_box(visible)
     shown = [_show_image("input", source, config.storage, visible, channels)]
     shown += [] if launched is None else _outputs_to_show(config, launched, roi)
     shown += _masks_to_show(config, launched)

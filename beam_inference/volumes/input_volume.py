@@ -9,7 +9,7 @@ import numpy as np
 import tensorstore as ts
 
 from beam_inference.arrays import AnyArray, AnyDtype
-from beam_inference.config.volumes import Resample
+from beam_inference.config.volumes import OutputVoxels, Resample, ResampleBack
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import Origin
@@ -132,8 +132,9 @@ def as_input(
     """
     if request is None and output_scale == (1, 1, 1):
         return _as_read(stored)
-    source = Grid(stored.bounds, stored.voxel_size_nm or (1.0, 1.0, 1.0), stored.origin.rest)
-    seen = source if wanted is None else _resampled_grid(stored, source, wanted)
+    source = _grid_of(stored)
+    key = "input.resample"
+    seen = source if wanted is None else _resampled_grid(stored, source, wanted, key)
     try:
         target = seen.divide(output_scale)
     except ValueError as error:
@@ -164,14 +165,57 @@ def as_input(
     )
 
 
-def _resampled_grid(stored: Volume, source: Grid, wanted: VoxelSizeNm) -> Grid:
+def output_grid(volume: InputVolume, wanted: OutputVoxels) -> Grid:
+    """The voxels that a job's output has, over the space of its input.
+
+    Args:
+        volume: the input, as the job reads it.
+        wanted: ``output.voxel_size_nm`` of the job file.
+
+    Raises:
+        ConfigError: a size is asked for, and the input does not say its own, or none can be made.
+    """
+    if wanted == "network":
+        return _grid_of(volume)
+    if wanted == "input":
+        return _grid_of(volume.stored)
+    key = "output.voxel_size_nm"
+    return _resampled_grid(volume.stored, _grid_of(volume.stored), wanted, key)
+
+
+def _grid_of(volume: Volume) -> Grid:
+    size = volume.voxel_size_nm or (1.0, 1.0, 1.0)
+    return Grid(volume.bounds, size, volume.origin.rest)
+
+
+def resampling_to_output(
+    volume: InputVolume, grid: Grid, request: ResampleBack
+) -> Resampling | None:
+    """How the voxels of a job's output are made of those that its network answers at.
+
+    Args:
+        volume: the input, as the job reads it.
+        grid: the voxels of the output, over the same space.
+        request: how they are to be made.
+
+    Returns:
+        None where they are the same voxels.
+    """
+    source = _grid_of(volume)
+    if source.bounds == grid.bounds:
+        return None
+    coarse = coarse_axis(source.voxel_size_nm, grid.voxel_size_nm, request.separate_z)
+    return make_resampling(source, grid, request.order, coarse)
+
+
+def _resampled_grid(stored: Volume, source: Grid, wanted: VoxelSizeNm, key: str) -> Grid:
     if stored.voxel_size_nm is None:
         raise ConfigError(
-            f"input.resample: the input {stored.url} does not say its voxel size, so it cannot be "
+            f"{key}: the input {stored.url} does not say its voxel size, so it cannot be "
             f"resampled to {list(wanted)} nm (z, y, x). Copy it with its size (beam-inference "
-            "convert --voxel_size), or remove input.resample."
+            f"convert --voxel_size), or remove {key}."
         )
     try:
         return source.with_voxel_size(wanted)
     except ValueError as error:
-        raise ConfigError(f"input.resample: {stored.url}: {error}") from None
+        raise ConfigError(f"{key}: {stored.url}: {error}") from None

@@ -152,8 +152,8 @@ class MergeStage:
         encode = self._steps.opened.postprocessing.encode
         merged = merge_sums(self._exchange, index, read.of_contributors, self._channels)
         boxes = []
-        for box, values in merged:  # with its halo, if operators need one
-            written = core_box if any(self._exchange.halo) else box
+        for box, values in merged:  # or all that the chunk is made of, with its halo
+            written = core_box if self._exchange.joins_whole_chunks else box
             boxes.append((written, encode(values, box, written)))
         return _FinishedChunk(boxes, read.receipt, read.seconds + time.perf_counter() - start)
 

@@ -51,14 +51,18 @@ class Postprocessing:
             for single in config.by_output.values()
         ]
         self._is_split = self._channels != [range(config.model.output_channels)]
+        self._to_output = job.to_output
+        self._finished_box = job.plan.finished_box
 
     @property
     def device_encoding(self) -> Encoding:
         """Encoding in which values leave the device.
 
-        It is the output's, unless operators come first, or there are several outputs.
+        It is the output's, unless resampling or operators come first, or there are several outputs.
         """
-        return AS_COMPUTED if self._is_split else self._outputs[0].device_encoding
+        if self._is_split or self._to_output is not None:
+            return AS_COMPUTED
+        return self._outputs[0].device_encoding
 
     def finish(self, values: AnyArray, box: BoundingBox, core: BoundingBox) -> list[AnyArray]:
         """Finish values that left the device in :attr:`device_encoding`.
@@ -66,7 +70,7 @@ class Postprocessing:
         Args:
             values: shape (C, Z, Y, X), of ``box``; may be overwritten.
             box: a box around ``core``, which operators may need; it need not reach beyond the
-                ROI.
+                ROI. Where the output has other voxels than the network, it is in the network's.
             core: the box to write, of whole blocks; beyond the ROI it is zero.
 
         Returns:
@@ -76,7 +80,7 @@ class Postprocessing:
             ChunkFault: an operator fails on these values.
             WorkerFault: the mask cannot be read.
         """
-        if self._is_split:
+        if self._is_split or self._to_output is not None:
             return self.encode(values, box, core)
         return [self._outputs[0].finish(values, box, core)]
 
@@ -84,6 +88,10 @@ class Postprocessing:
         self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox
     ) -> list[AnyArray]:
         """Finish float32 values; otherwise as :meth:`finish`."""
+        if self._to_output is not None:
+            finished = self._finished_box(core)
+            values = self._to_output.resample(values, box, finished).astype(np.float32, copy=False)
+            box = finished
         if not self._is_split:
             return [self._outputs[0].encode(values, box, core)]
         # Each gets a copy: what it does to its values must not be seen by the next one.

@@ -9,7 +9,7 @@ import pytest
 from helpers import write_volume
 
 from beam_inference.cli.main import main
-from beam_inference.config.volumes import VolumeSource
+from beam_inference.config.volumes import ResampleBack, VolumeSource
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.new_job import describe_package, make_job
@@ -118,14 +118,12 @@ def test_the_scale_that_fits_is_chosen(folder):
 def test_another_voxel_size_is_resampled_and_back(folder, capsys):
     write_image(folder / "fine", (1e6, 1e6, 1e6), (40, 60, 50))
     assert main(["init", "--model", "model", "--input", "fine", "--to", "job.yaml"]) == 0
-    assert follow(capsys.readouterr().out) == ["levels", "plan", "run", "resample"]
+    assert follow(capsys.readouterr().out) == ["levels", "plan", "run"]
     config = load_job("job.yaml")
     assert config.input.resample.order == 3
     assert config.input.resample.clip == (10.0, 220.0)
-    network_voxels = open_source(VolumeSource((folder / "prediction").as_uri()))
-    assert network_voxels.bounds.shape == (20, 60, 50)
-    assert network_voxels.channels == len(made.LABELS)
-    labels = open_source(VolumeSource((folder / "prediction_at_input").as_uri()))
+    assert plan_job(config).plan.volume.shape == (20, 60, 50)
+    labels = open_source(VolumeSource((folder / "prediction").as_uri()))
     assert labels.bounds.shape == (40, 60, 50)
     assert labels.dtype == np.uint8
 
@@ -135,16 +133,15 @@ def test_the_coarsest_scale_that_is_fine_enough_is_resampled(folder):
     assert main(["pyramid", "fine", "--factor=2x1x1", "--levels=1"]) == 0
     new = make_job(describe_package("model", None), "fine", "out", folder)
     assert new.scale == new.config.input.scale == 1
-    assert new.way_back is not None
-    assert new.way_back.order == 1
-    assert not new.way_back.separate_z
+    assert new.config.output.voxel_size_nm == "input"
+    assert new.config.output.how_resampled == ResampleBack(order=1, separate_z=False)
 
 
 def test_thick_sections_come_back_as_they_went(folder):
     write_image(folder / "thick", (5e6, 1e6, 1e6))
     new = make_job(describe_package("model", None), "thick", "out", folder)
     assert new.config.input.resample.separate_z == "auto"
-    assert new.way_back.separate_z
+    assert new.config.output.how_resampled.separate_z
 
 
 def test_a_way_to_resample_that_is_not_known_is_told(folder):
