@@ -57,6 +57,9 @@ from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, is_same_size, triple
 MOST_DEPTH = 64
 """Most ``job.io_depth``: each takes two threads, and an input and a result in memory."""
 
+MOST_MEMBERS = 63
+"""Most networks of ``model.ensemble``: all are in memory at a time."""
+
 MOST_SECTIONS = 255
 """Most ``model.sections``: each is read, and held in memory, with every patch."""
 
@@ -82,8 +85,8 @@ class Channel(Model):
     )
 
 
-class Network(Model):
-    """The trained network."""
+class _NetworkFiles(Model):
+    """Where a network is."""
 
     path: Url = Field(
         description=(
@@ -107,6 +110,58 @@ class Network(Model):
     )
     sha256: str | None = Field(
         None, description="expected hash of the weights, or of path where there are none"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beside(cls, values: Any) -> Any:
+        path = values.get("path") if isinstance(values, dict) else None
+        if isinstance(path, str) and path.endswith(".xml") and not values.get("weights"):
+            return {**values, "weights": path.removesuffix(".xml") + ".bin"}
+        return values
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ValueError("sha256 must be 64 lower-case hexadecimal digits")
+        if self.folds is not None and len(set(self.folds)) < len(self.folds):
+            raise ValueError(f"folds {self.folds} names a fold twice")
+        is_factory = self.path != "identity" and factory_parts(self.path) is not None
+        if self.weights is not None and not is_factory and not self.path.endswith(".xml"):
+            raise ValueError(
+                f"weights go with a factory (package.module:factory), not with path: {self.path}"
+            )
+        return self
+
+
+class Member(_NetworkFiles):
+    """A network whose answers are averaged with those of others."""
+
+    share: PositiveFloat = Field(
+        1.0, description="how much it counts in the mean, where the network of model.path counts 1"
+    )
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """Where the network is, by key."""
+        return {name: getattr(self, name) for name in _NetworkFiles.model_fields}
+
+    @model_validator(mode="after")
+    def _check_path(self) -> Self:
+        if self.path == "identity":
+            raise ValueError("identity is no network to be averaged with others")
+        return self
+
+
+class Network(_NetworkFiles):
+    """The trained network."""
+
+    ensemble: list[Member] = Field(
+        [],
+        max_length=MOST_MEMBERS,
+        description=(
+            "further networks, whose answers after the activation are averaged with those of path"
+        ),
     )
     input_channels: Count = 1
     output_channels: Count = 1
@@ -176,6 +231,18 @@ class Network(Model):
     voxel_size_nm: VoxelSize | None = Field(
         None, description="voxel size the network was trained at, ZYX, nanometres"
     )
+
+    @property
+    def members(self) -> list[Network]:
+        """Each network of the ensemble as if it were the only one; the network if there is none."""
+        alone = self.model_copy(update={"ensemble": []})
+        return [alone, *(alone.model_copy(update=each.files) for each in self.ensemble)]
+
+    @property
+    def shares(self) -> list[float]:
+        """What each of :attr:`members` counts in their mean; they add up to 1."""
+        shares = [1.0, *(each.share for each in self.ensemble)]
+        return [share / sum(shares) for share in shares]
 
     @property
     def input_margin(self) -> Zyx:
@@ -274,14 +341,6 @@ class Network(Model):
             return values  # what is wrong with it is told by its own check
         return {**values, "output_channels": sum(counts)}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _beside(cls, values: Any) -> Any:
-        path = values.get("path") if isinstance(values, dict) else None
-        if isinstance(path, str) and path.endswith(".xml") and not values.get("weights"):
-            return {**values, "weights": path.removesuffix(".xml") + ".bin"}
-        return values
-
     @model_validator(mode="after")
     def _check_denormalize(self) -> Self:
         if not self.denormalize:
@@ -296,16 +355,9 @@ class Network(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
-            raise ValueError("sha256 must be 64 lower-case hexadecimal digits")
-        if self.folds is not None and len(set(self.folds)) < len(self.folds):
-            raise ValueError(f"folds {self.folds} names a fold twice")
-        is_factory = self.path != "identity" and factory_parts(self.path) is not None
-        if self.weights is not None and not is_factory and not self.path.endswith(".xml"):
-            raise ValueError(
-                f"weights go with a factory (package.module:factory), not with path: {self.path}"
-            )
         if self.path == "identity":
+            if self.ensemble:
+                raise ValueError("identity is no network to be averaged with those of ensemble")
             if self.sha256 is not None or self.activation == "softmax":
                 raise ValueError("identity takes no sha256 and no softmax")
             if self.input_channels != self.output_channels:
@@ -423,6 +475,11 @@ class Network(Model):
             raise ValueError(
                 "channels: each affinity needs an offset of its own, other than [0, 0, 0]"
             )
+
+
+def network_keys(model: Network) -> list[str]:
+    """The key of each of a network's members in the job file, for messages and records."""
+    return ["model", *(f"model.ensemble.{number}" for number in range(len(model.ensemble)))]
 
 
 _ChunkShape = Annotated[
@@ -1009,6 +1066,11 @@ class JobConfig(Model):
             raise ValueError(
                 "a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy, or "
                 "{mirror: [y, x]}"
+            )
+        if model.ensemble and inference.precision == "int8":
+            raise ValueError(
+                "inference.precision: int8 is for one network, and model.ensemble names further "
+                "ones: write precision: float32"
             )
         if model.heads is not None and inference.precision == "int8":
             raise ValueError(

@@ -15,7 +15,13 @@ from pydantic import BaseModel, ValidationError
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import unknown_key_hint
-from beam_inference.config.job import FurtherOutput, JobConfig
+from beam_inference.config.job import (
+    FurtherOutput,
+    JobConfig,
+    Member,
+    Network,
+    network_keys,
+)
 from beam_inference.config.normalize import Statistics, rename_levels
 from beam_inference.config.operators import Operator
 from beam_inference.config.volumes import Input, LevelsBox, Mask
@@ -216,12 +222,15 @@ def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
         volume: for volumes, the state folder and levels files.
     """
 
-    def model(path: str) -> str:
+    def model(path: str, key: str) -> str:
         factory = factory_parts(path)
         if path == "identity" or (factory and not factory[0].endswith(".py")):
             return path
-        key = "model.path"
         return f"{file(factory[0], key)}:{factory[1]}" if factory else file(path, key)
+
+    def network_files(section: Network | Member, key: str) -> dict[str, object]:
+        weights = section.weights and file(section.weights, f"{key}.weights")
+        return {"path": model(section.path, f"{key}.path"), "weights": weights}
 
     def mask(section: Mask | None, key: str) -> Mask | None:
         return section and section.model_copy(update={"path": volume(section.path, key)})
@@ -240,11 +249,15 @@ def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
         path = volume(section.path, f"{key}.path")
         return section.model_copy(update={"path": path, "postprocess": operators})
 
+    main, *keys = network_keys(job.model)
     state = job.job.state_path
     network = job.model.model_copy(
         update={
-            "path": model(job.model.path),
-            "weights": job.model.weights and file(job.model.weights, "model.weights"),
+            **network_files(job.model, main),
+            "ensemble": [
+                each.model_copy(update=network_files(each, key))
+                for each, key in zip(job.model.ensemble, keys, strict=True)
+            ],
             "normalize": rename_levels(job.model.normalize, levels),
         }
     )

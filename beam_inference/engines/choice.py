@@ -8,7 +8,7 @@ from importlib import metadata
 from beam_inference.config.devices import kind_of
 from beam_inference.config.engines import Engine, get_engine, list_engines
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.job import Inference, Network
+from beam_inference.config.job import Inference, Network, network_keys
 from beam_inference.engines import identity
 from beam_inference.errors import ConfigError, EngineError
 from beam_inference.models.loading import gives_function, loader_of, suffix_of
@@ -56,11 +56,13 @@ def describe_engine(model: Network, inference: Inference) -> dict[str, str]:
     if model.path == "identity":
         return dict(identity.DESCRIPTION)
     is_torch = get_engine(inference.engine).networks == "torch"
-    if is_torch and factory_parts(model.path) and model.weights is None:
+    for member, key in zip(model.members, network_keys(model), strict=True):
+        if not is_torch or not factory_parts(member.path) or member.weights is not None:
+            continue
         raise ConfigError(
-            f"model.path {model.path} has no model.weights beside it: workers elsewhere could not "
+            f"{key}.path {member.path} has no weights beside it: workers elsewhere could not "
             "tell whether they have the same network. Save its weights to a file, and name that "
-            "as model.weights."
+            f"as {key}.weights."
         )
     return engine_description(model, inference)
 

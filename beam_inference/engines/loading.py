@@ -15,9 +15,10 @@ from beam_inference.config.engines import (
     get_engine,
     make_anew,
 )
-from beam_inference.config.job import Inference, Mirror, Network
+from beam_inference.config.job import Inference, Mirror, Network, network_keys
 from beam_inference.engines.cache import user_cache
 from beam_inference.engines.choice import engine_description
+from beam_inference.engines.ensemble import average_members
 from beam_inference.engines.exact_sums_check import check_exact_sums
 from beam_inference.engines.identity import identity_predictor
 from beam_inference.engines.numpy_device import NumpyDevice
@@ -70,6 +71,9 @@ def load_predictor(
     """
     if network is None and model.path == "identity":
         predictor = identity_predictor(model.activation)
+    elif network is None and model.ensemble:
+        members = [_load(each, inference, trust, None, None) for each in model.members]
+        predictor = average_members(members, model.shares, network_keys(model))
     else:
         predictor = _load(model, inference, trust, network, quantized)
     if model.output_scale != (1, 1, 1):
@@ -144,7 +148,8 @@ def load_reference(
     if model.path == "identity" or inference == plain:
         return None
     engine = get_engine(inference.engine)
-    if engine.networks != "torch" or suffix_of(model) in engine.suffixes:
+    is_read_by_it = any(suffix_of(each) in engine.suffixes for each in model.members)
+    if engine.networks != "torch" or is_read_by_it:
         if inference.precision != "int8":
             return None
         plain = inference.model_copy(update={"precision": "float32"})

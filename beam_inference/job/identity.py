@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Json
-from beam_inference.config.job import OUTPUT, Inference
+from beam_inference.config.job import OUTPUT, Inference, Network
 from beam_inference.config.operators import Operator
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import step_of
@@ -63,6 +63,9 @@ FIRST_KEYS: Mapping[str, frozenset[str]] = {
 ALWAYS = frozenset({"operator"})
 """Keys that enter whatever their default is: they name what the other keys belong to."""
 
+_FILES = frozenset({"path", "weights", "sha256"})
+"""Keys that say where a network lies, which its hash stands for."""
+
 _EXACT_SUMS = 5
 """Numerics from which on sums do not depend on their order."""
 
@@ -77,7 +80,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
     # the output and change none of its bytes, so a finished job that is given one has only that to
     # make; what determines them is in records of their own.
     # Of the prediction bound the resolved one is in it.
-    files = frozenset({"path", "weights", "sha256", "voxel_size_nm", "prediction_bound"})
+    files = _FILES | {"voxel_size_nm", "prediction_bound", "ensemble"}
     # The boxes say which voxels the output has, whatever the words for them are.
     places = frozenset({"path", "bounds", "pyramid", "voxel_size_nm", "resample"})
     engine: Json = dict(job.engine)
@@ -95,6 +98,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
             **identify(config.model, without=files),
             "sha256": job.model_sha256,
             "factory": _factory_name(config.model.path),
+            **_identify_ensemble(config.model),
         },
         "engine": {
             **engine,
@@ -165,6 +169,18 @@ def _identify_output_voxels(job: ResolvedJob) -> Json:
         return {}
     target = identify_box(resampling.target)
     return {"resampled": {"target": target, "orders": list(resampling.orders)}}
+
+
+def _identify_ensemble(model: Network) -> Json:
+    """What further networks count, and what makes them, unless there are none; see ``sha256``."""
+    if not model.ensemble:
+        return {}
+    return {
+        "ensemble": [
+            {**identify(each, without=_FILES), "factory": _factory_name(each.path)}
+            for each in model.ensemble
+        ]
+    }
 
 
 def _identify_sums(job: ResolvedJob) -> Json:

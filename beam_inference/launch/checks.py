@@ -10,7 +10,7 @@ import numpy as np
 from beam_inference.arrays import AnyDtype
 from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.job import Inference, JobConfig
+from beam_inference.config.job import Inference, JobConfig, network_keys
 from beam_inference.config.normalize import Sections
 from beam_inference.config.operators import Operator
 from beam_inference.errors import ConfigError, StateError
@@ -62,19 +62,22 @@ def check_paths(config: JobConfig, place: Place) -> None:
     """
     if place.shares_files:
         return
-    factory = factory_parts(config.model.path)
-    in_package = config.model.path == "identity" or (
-        factory is not None and not factory[0].endswith(".py")
-    )
     paths = {
         "input.path": config.input.path,
         "job.state_path": config.job.state_path,
         "input.mask.path": config.input.mask.path if config.input.mask else None,
         "mask.path": config.mask.path if config.mask else None,
-        "model.path": None if in_package else config.model.path,
-        "model.weights": config.model.weights,
     }
     named = list(paths.items())
+    for model, key in zip(config.model.members, network_keys(config.model), strict=True):
+        factory = factory_parts(model.path)
+        in_package = model.path == "identity" or (
+            factory is not None and not factory[0].endswith(".py")
+        )
+        named += [
+            (f"{key}.path", None if in_package else model.path),
+            (f"{key}.weights", model.weights),
+        ]
     for output, single in config.by_output.items():
         named.append((f"{output}.path", single.output.path))
         for number, operator in enumerate(single.postprocess):

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from beam_inference.config.definite import DefiniteConfig, DefiniteNetwork
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Frozen
-from beam_inference.config.job import Network
+from beam_inference.config.job import Network, network_keys
 from beam_inference.config.job_file import rename_paths
 from beam_inference.config.storage import Storage, check_url
 from beam_inference.config.volumes import Input
@@ -229,8 +229,10 @@ class RecordedJob:
     def _named_code(self) -> list[str]:
         config = self.job.config
         code = []
-        if "model.path" not in self.named and _is_code(config.model):
-            code.append(f"model.path {config.model.path}")
+        for model, section in zip(config.model.members, network_keys(config.model), strict=True):
+            key = f"{section}.path"
+            if key not in self.named and _is_code(model):
+                code.append(f"{key} {model.path}")
         for number, operator in enumerate(config.postprocess):
             if operator.operator == "own" or operator.needed_files:
                 code.append(f"postprocess.{number} {operator.display_name}")

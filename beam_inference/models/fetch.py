@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.job import Network
+from beam_inference.config.job import Member, Network, network_keys
 from beam_inference.config.storage import Storage
 from beam_inference.models.hugging_face import SCHEME, fetch_repository
 from beam_inference.models.local_files import local_path
@@ -46,12 +46,25 @@ def local_model(model: Network, storage: Storage = LOCAL, sha256: str | None = N
         ModelContractError: a file cannot be fetched, or is not the one that the job was launched
             with.
     """
+    main, *others = network_keys(model)
+    known: Sequence[str | None] = [None] * (1 + len(others))
+    if sha256 is not None:
+        known = sha256.split(",")
+    fetched = [
+        each.model_copy(update=_fetch(each, key, storage, hashes))
+        for each, key, hashes in zip(model.ensemble, others, known[1:], strict=True)
+    ]
+    return model.model_copy(update={**_fetch(model, main, storage, known[0]), "ensemble": fetched})
+
+
+def _fetch(
+    model: Network | Member, key: str, storage: Storage, sha256: str | None
+) -> dict[str, object]:
+    """Fetch the files of one network; where they are then, by keys of its section."""
     if model.path.startswith(SCHEME):
-        return model.model_copy(update={"path": str(fetch_repository(model.path))})
+        return {"path": str(fetch_repository(model.path))}
     hashes = sha256.split("+") if sha256 is not None else [None, None]
     factory = factory_parts(model.path)
-    path = fetch_file(factory[0] if factory else model.path, "model.path", storage, hashes[0])
-    weights = model.weights and fetch_file(model.weights, "model.weights", storage, hashes[-1])
-    return model.model_copy(
-        update={"path": f"{path}:{factory[1]}" if factory else path, "weights": weights}
-    )
+    path = fetch_file(factory[0] if factory else model.path, f"{key}.path", storage, hashes[0])
+    weights = model.weights and fetch_file(model.weights, f"{key}.weights", storage, hashes[-1])
+    return {"path": f"{path}:{factory[1]}" if factory else path, "weights": weights}

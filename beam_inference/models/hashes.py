@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.job import Network
+from beam_inference.config.job import Network, network_keys
 from beam_inference.config.plugins import list_plugins
 from beam_inference.errors import ModelContractError
 from beam_inference.models.loading import loader_of, package_path, source_file, suffix_of
@@ -25,14 +25,18 @@ def model_sha256(model: Network) -> str:
     Returns:
         "identity" for ``identity``; else the hash of the model's file or folder, of the files of a
         package that determine its network, or of the factory's source file, and after a "+" that of
-        ``model.weights``, if there are any.
+        ``model.weights``, if there are any. Of an ensemble, that of each network, between commas.
 
     Raises:
         ModelContractError: a file is absent, or ``model.sha256`` is given and differs.
     """
+    return ",".join(map(_member_sha256, model.members))
+
+
+def _member_sha256(model: Network) -> str:
     if model.path == "identity":
         return "identity"
-    files = _files(model)
+    files = _member_files(model)
     suffix = suffix_of(model)
     if suffix == ".onnx":
         check_self_contained(files[0])
@@ -81,15 +85,21 @@ def hash_files(model: Network) -> list[HashedFile]:
     """
     if model.path == "identity":
         return []
+    pairs = zip(model.members, network_keys(model), strict=True)
+    return [file for member, key in pairs for file in _hash_member(member, key)]
+
+
+def _hash_member(model: Network, key: str) -> list[HashedFile]:
+    """The files of a network, which lies under a key of the job file."""
     package = package_path(model)
     root = None if package is None or not package.is_dir() else package
     return [
         HashedFile(
-            key="model.weights" if number and package is None else "model.path",
+            key=f"{key}.weights" if number and package is None else f"{key}.path",
             name=file.name if root is None else file.relative_to(root).as_posix(),
             sha256=file_sha256(file),
         )
-        for number, file in enumerate(_files(model))
+        for number, file in enumerate(_member_files(model))
     ]
 
 
@@ -116,10 +126,11 @@ class NetworkFiles:
         Raises:
             ModelContractError: a file is absent.
         """
-        if model.path == "identity" or factory_parts(model.path):
-            return None
-        if not _is_own_kind(model):
-            return None
+        for member in model.members:
+            if member.path == "identity" or factory_parts(member.path):
+                return None
+            if not _is_own_kind(member):
+                return None
         return cls(model, file_states(_files(model)))
 
     @cached_property
@@ -149,6 +160,10 @@ def _is_own_kind(model: Network) -> bool:
 
 
 def _files(model: Network) -> list[Path]:
+    return [file for member in model.members for file in _member_files(member)]
+
+
+def _member_files(model: Network) -> list[Path]:
     package = package_path(model)
     if package is not None:
         with open_package(package, model.folds) as opened:
