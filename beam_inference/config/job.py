@@ -962,8 +962,8 @@ class JobConfig(Model):
                 )
         if self.output.dtype in LABEL_DTYPES and not self.gives_labels:
             raise ValueError(
-                f"output.dtype: {self.output.dtype} is for labels, which argmax, regions or "
-                "threshold make"
+                f"output.dtype: {self.output.dtype} is for labels, which argmax, regions, "
+                "threshold or own with labels make"
             )
 
     @property

@@ -7,6 +7,7 @@ entry point ``beam_inference.operators``. This module knows operators by name al
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -25,7 +26,8 @@ from beam_inference.config.plugins import list_plugins, load_plugin, load_usable
 from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import shorten_value
 from beam_inference.geometry import zyx
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
@@ -35,6 +37,23 @@ Values = NDArray[np.float32]
 
 Interval = tuple[float, float]
 """The lowest and the highest value there can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlace:
+    """Where the values are that an operator is given.
+
+    Attributes:
+        box: the voxels of the output that they belong to, halo included.
+        voxel_size_nm: the size of these voxels, ZYX.
+    """
+
+    box: BoundingBox
+    voxel_size_nm: VoxelSizeNm
+
+
+PlacedFunction = Callable[[Values, ArrayPlace], Values]
+"""An operator as a function of the values of a box, which it may overwrite, and of their place."""
 
 
 class Operator(Model):
@@ -127,6 +146,17 @@ class Operator(Model):
             ModelContractError: something that it needs is absent.
         """
         raise NotImplementedError(f"operator {self.operator} has no function")
+
+    def make_placed_function(self) -> PlacedFunction:
+        """Return the operator as a function that is also told where the values are.
+
+        By default it does not matter: :meth:`make_function` says all.
+
+        Raises:
+            ModelContractError: something that it needs is absent.
+        """
+        function = self.make_function()
+        return lambda values, _place: function(values)
 
 
 class _InstalledOperator:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from beam_inference.arrays import AnyDtype
 from beam_inference.config.fields import LABEL_DTYPES, Json
 from beam_inference.config.operators import (
+    ArrayPlace,
     InstalledOperator,
     Operator,
     channels_after,
@@ -97,6 +98,7 @@ class ResampledSource:
         read = self.source.open()
         bounds = self.source.info.bounds
         functions = build_functions(self.operators)
+        size = self.info.voxel_size_nm or (1.0, 1.0, 1.0)
         dtype = np.dtype(self.info.dtype)
         value_range = _whole_range(dtype, self.operators)
 
@@ -108,7 +110,8 @@ class ResampledSource:
             if values.dtype == dtype and not functions:
                 return values
             values = np.ascontiguousarray(values, np.float32)
-            return quantize(apply_functions(functions, values), dtype, value_range)
+            values = apply_functions(functions, values, ArrayPlace(box, size))
+            return quantize(values, dtype, value_range)
 
         return read_resampled
 

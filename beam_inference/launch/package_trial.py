@@ -16,14 +16,15 @@ from pydantic import TypeAdapter
 from beam_inference.arrays import AnyArray
 from beam_inference.config.job import Inference, Network
 from beam_inference.config.normalize import Normalize, Sections
-from beam_inference.config.operators import InstalledOperator, Operator
+from beam_inference.config.operators import ArrayPlace, InstalledOperator, Operator
 from beam_inference.engines.choice import engines_to_try
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import usable_cores
 from beam_inference.errors import BeamInferenceError, ModelContractError
 from beam_inference.foreign_text import describe_error
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx, triple
 from beam_inference.job.parts import make_normalization
 from beam_inference.models.fetch import fetch_package
 from beam_inference.models.hashes import model_sha256
@@ -184,7 +185,8 @@ def _predict_whole(
             f"{channels}: it is not the network of this package"
         )
     operators = _OPERATORS.validate_python(recipe.values.get("postprocess", []))
-    return apply_functions(build_functions(operators), values)
+    whole = BoundingBox((0, 0, 0), triple(values.shape[1:]))
+    return apply_functions(build_functions(operators), values, ArrayPlace(whole, (1.0, 1.0, 1.0)))
 
 
 def _call(package: Package, predictor: Predictor, batch: NDArray[np.float32]) -> AnyArray:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from beam_inference.config.factories import factory_parts, load_object
 from beam_inference.config.fields import Count, Margin, Url
-from beam_inference.config.operators import Operator, Values
+from beam_inference.config.operators import ArrayPlace, Operator, PlacedFunction, Values
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.zyx import Zyx
 
+LARGEST_LABEL = 2**24
+"""The largest label of an operator: float32 holds all whole numbers up to this one."""
+
 
 class Own(Operator):
-    """A function of yours, the same for every place.
+    """A function of yours.
 
-    It takes float32 (C, Z, Y, X) and returns float32 (output_channels, Z, Y, X).
+    It takes float32 (C, Z, Y, X) and returns float32 (output_channels, Z, Y, X). Where it has
+    parameters ``box`` or ``voxel_size_nm``, it is told where the array lies.
     """
 
     operator: Literal["own"]
@@ -31,6 +37,13 @@ class Own(Operator):
     )
     output_channels: Count
     halo: Margin = Field((0, 0, 0), description="voxels that a result depends on, per side, ZYX")
+    labels: Annotated[Count, Field(le=LARGEST_LABEL)] | None = Field(
+        None,
+        description=(
+            "the function returns labels, whole numbers from 0 to this one, which are written as "
+            "they are; default: values"
+        ),
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -62,6 +75,15 @@ class Own(Operator):
         """What the job file says."""
         return self.output_channels
 
+    @property
+    def gives_labels(self) -> bool:
+        """Whether the job file says how large labels are."""
+        return self.labels is not None
+
+    def largest_label(self, channels: int) -> int:  # noqa: ARG002
+        """What the job file says."""
+        return self.labels or 0
+
     def with_absolute_paths(self, absolute: Callable[[str], str]) -> Operator:
         """The operator with another path of its file, if it has one."""
         if not self.needed_files:
@@ -69,17 +91,51 @@ class Own(Operator):
         module, name = factory_parts(self.function) or ("", "")
         return self.model_copy(update={"function": f"{absolute(module)}:{name}"})
 
-    def make_function(self) -> Callable[[Values], Values]:
+    def make_placed_function(self) -> PlacedFunction:
         """Import the function.
 
         Raises:
             ModelContractError: it cannot be imported.
         """
+        function = self._load()
+        wanted = _wanted_of_place(function)
+
+        def run(values: Values, place: ArrayPlace) -> Values:
+            result = function(values, **{name: getattr(place, name) for name in wanted})
+            largest = self.labels
+            return result if largest is None else self._check_labels(np.asarray(result), largest)
+
+        return run
+
+    def _check_labels(self, result: Values, largest: int) -> Values:
+        """Refuse labels that could not be written as they are.
+
+        Raises:
+            ModelContractError: there are fractions, or numbers beyond the largest.
+        """
+        is_label = (result >= 0) & (result <= largest) & (result == np.rint(result))
+        if not is_label.all():
+            raise ModelContractError(
+                f"postprocess: {self.display_name} returned {result[~is_label].flat[0]:g}; labels: "
+                f"{largest} expects whole numbers from 0 to {largest}"
+            )
+        return result
+
+    def _load(self) -> Callable[..., Any]:
         try:
-            function: Callable[[Values], Values] = load_object(self.function)
+            function: Callable[..., Any] = load_object(self.function)
         except Exception as error:  # the module's own code runs, and may raise anything
             raise ModelContractError(
                 f"postprocess: cannot import {self.function}: {describe_error(error)}. It "
                 "must be installed where the job runs."
             ) from None
         return function
+
+
+def _wanted_of_place(function: Callable[..., Any]) -> list[str]:
+    """What a function asks to be told of the place of its values, by names of its parameters."""
+    try:
+        names = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of an object without a signature
+        return []
+    return [name for name in ("box", "voxel_size_nm") if name in names]

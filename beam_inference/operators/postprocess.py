@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from beam_inference.config.operators import Operator, Values
+from beam_inference.config.operators import ArrayPlace, Operator, PlacedFunction, Values
 from beam_inference.errors import ModelContractError
 
 
-def build_functions(operators: Sequence[Operator]) -> list[Callable[[Values], Values]]:
+def build_functions(operators: Sequence[Operator]) -> list[PlacedFunction]:
     """Return operators as functions of float32 values (C, Z, Y, X) that check their result's shape.
+
+    They are also told where the values are.
 
     Raises:
         ModelContractError: a function of the user's cannot be imported.
@@ -19,19 +21,21 @@ def build_functions(operators: Sequence[Operator]) -> list[Callable[[Values], Va
     return [_with_checked_result(operator) for operator in operators]
 
 
-def apply_functions(functions: Sequence[Callable[[Values], Values]], values: Values) -> Values:
+def apply_functions(
+    functions: Sequence[PlacedFunction], values: Values, place: ArrayPlace
+) -> Values:
     """Apply functions to values (C, Z, Y, X), one after the other; the box stays the same."""
     for function in functions:
-        values = function(values)
+        values = function(values, place)
     return values
 
 
-def _with_checked_result(operator: Operator) -> Callable[[Values], Values]:
-    function = operator.make_function()
+def _with_checked_result(operator: Operator) -> PlacedFunction:
+    function = operator.make_placed_function()
 
-    def run_and_check(values: Values) -> Values:
+    def run_and_check(values: Values, place: ArrayPlace) -> Values:
         shape = values.shape
-        result = np.asarray(function(values))
+        result = np.asarray(function(values, place))
         expected = (operator.channels_after(shape[0]), *shape[1:])
         if result.shape != expected:
             raise ModelContractError(

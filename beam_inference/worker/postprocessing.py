@@ -15,11 +15,12 @@ from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import DefiniteConfig
 from beam_inference.config.job import OUTPUT
-from beam_inference.config.operators import Operator
+from beam_inference.config.operators import ArrayPlace, Operator
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.errors import ChunkFault
 from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.operators.quantize import quantize
@@ -43,7 +44,7 @@ class Postprocessing:
     ) -> None:
         config = job.config
         self._outputs = [
-            _OutputSteps(key, single, job.roi, mask, some)
+            _OutputSteps(key, single, job.roi, mask, some, job.voxel_size_nm)
             for (key, single), some in zip(config.by_output.items(), operators, strict=True)
         ]
         self._channels = [
@@ -120,6 +121,7 @@ class _OutputSteps:
         roi: the box to produce.
         mask: where the output is wanted.
         operators: with their files on this machine.
+        voxel_size_nm: of the output, ZYX.
     """
 
     def __init__(
@@ -129,7 +131,9 @@ class _OutputSteps:
         roi: BoundingBox,
         mask: OutputMask,
         operators: Sequence[Operator],
+        voxel_size_nm: VoxelSizeNm,
     ) -> None:
+        self._voxel_size_nm = voxel_size_nm
         self._name = "postprocess" if key == OUTPUT else f"{key}.postprocess"
         self._functions = build_functions(operators)
         self._encoding = Encoding(np.dtype(config.output.dtype), config.output.value_range)
@@ -148,7 +152,7 @@ class _OutputSteps:
 
     def encode(self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox) -> AnyArray:
         inside = self._inside(core)
-        values = self._apply_functions(values)[(slice(None), *inside.slices_in(box))]
+        values = self._apply_functions(values, box)[(slice(None), *inside.slices_in(box))]
         array = quantize(values, self._encoding.dtype, self._encoding.value_range)
         return self._complete(array, core)
 
@@ -169,12 +173,15 @@ class _OutputSteps:
         shape = (self._channels, *box.shape)
         return np.full(shape, self._mask.fill_value, self._encoding.dtype)
 
-    def _apply_functions(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _apply_functions(
+        self, values: NDArray[np.float32], box: BoundingBox
+    ) -> NDArray[np.float32]:
         if not self._functions:
             return values
         try:
             # contiguous, as a function of the user's may need it
-            values = apply_functions(self._functions, np.ascontiguousarray(values))
+            place = ArrayPlace(box, self._voxel_size_nm)
+            values = apply_functions(self._functions, np.ascontiguousarray(values), place)
         # a function of the user's may raise anything; other chunks may be right
         except Exception as error:
             raise ChunkFault(f"{self._name}: {describe_error(error)}", "postprocess", 1) from error

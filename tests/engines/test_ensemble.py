@@ -1,6 +1,7 @@
 """Several networks whose answers are averaged, in whole jobs."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -34,10 +35,16 @@ def image(tmp_path_factory):
 def scripted(tmp_path_factory):
     """The file of a third network, of TorchScript."""
     torch.manual_seed(5)
-    network = torch.nn.Conv3d(1, 2, 3, padding=1)
     path = tmp_path_factory.mktemp("scripted") / "third.ts"
-    torch.jit.trace(network, torch.zeros(1, 1, 8, 16, 16)).save(str(path))
+    script(torch.nn.Conv3d(1, 2, 3, padding=1), path)
     return path
+
+
+def script(network, path):
+    """Save a network as TorchScript, which PyTorch warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(network).save(str(path))
 
 
 def values_of(image, out, **model):
@@ -121,7 +128,7 @@ def test_a_member_that_was_changed_is_refused(image, scripted, tmp_path):
     values = values_of(image, tmp_path / "out", ensemble=[{"path": "member.ts"}])
     write_job(path, values)
     prepare(load_job(str(path)))
-    torch.jit.trace(toy_networks.conv(), torch.zeros(1, 1, 8, 16, 16)).save(str(copied))
+    script(toy_networks.conv(), copied)
     with pytest.raises(StateError, match="model.sha256"):
         prepare(load_job(str(path)))
 

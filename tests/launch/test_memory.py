@@ -38,6 +38,7 @@ BASE = {
     "input_itemsize": 1,
     "input_blocks_bytes": 7000,
     "resampling_bytes": 0,
+    "resampled": None,
     "is_filled": False,
     "exchanged": None,
     "output_dtype": np.dtype("uint8"),

@@ -1,157 +1,132 @@
-"""Functions of the user's in files: by path and by URL, known by their hashes."""
-
-import http.server
-import shutil
-import tempfile
-import threading
-from functools import partial
+"""Functions of users that are told where their values are, and that return labels."""
 
 import numpy as np
 import pytest
-import yaml
-from fakes.gcs import GcsStandIn
-from helpers import OF_RANGE, job_values, read_volume, write_job
+from helpers import job_values, read_volume, write_volume
 
 from beam_inference import prepare
-from beam_inference.cli.main import main
-from beam_inference.config.job_file import parse_job, parse_job_text
-from beam_inference.errors import ConfigError, ModelContractError, StateError, WorkerFault
+from beam_inference.config.job_file import parse_job
+from beam_inference.config.operators import ArrayPlace, validate_operator
+from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.operators.postprocess import build_functions
 from beam_inference.worker.worker import Worker
 
-SOURCE = "def scaled(values):\n    return values * {}\n"
+IMAGE = np.random.default_rng(1).integers(0, 256, (20, 40, 44), dtype=np.uint8)
+START = (4, -6, 10)
+SIZE = (40.0, 8.0, 10.0)
+FUNCTIONS = """
+import numpy as np
 
+def distances(values, box, voxel_size_nm):
+    '''Nanometres from the origin, where values are large, after a mean over z.'''
+    padded = np.pad(values, [(0, 0), (1, 1), (0, 0), (0, 0)], mode="edge")
+    mean = (padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]) / 3
+    axes = [
+        (np.arange(a, b) * size) ** 2
+        for a, b, size in zip(box.start, box.stop, voxel_size_nm)
+    ]
+    z, y, x = np.meshgrid(*axes, indexing="ij")
+    return np.where(mean > 100, np.sqrt(z + y + x), 0).astype(np.float32)
 
-def own(function):
-    return {"operator": "own", "function": function, "output_channels": 1}
+def octants(values, box):
+    z, y, x = np.meshgrid(*(np.arange(a, b) for a, b in zip(box.start, box.stop)), indexing="ij")
+    return (1 + 4 * (z > 9) + 2 * (y > 8) + (x > 30))[None]
 
+def halves(values):
+    return values / 2
 
-def job_with(function, volume_in, folder):
-    values = job_values(volume_in, folder / "out", inference={"patch_overlap": [0, 0, 0]})
-    return parse_job(values | {"postprocess": [own(function)]}, folder)
+def plain(values):
+    return values
+"""
+LABELS = {"operator": "own", "function": "mine.py:octants", "output_channels": 1, "labels": 8}
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
-    """A folder that a web server serves: the URL, the folder, and the paths that were asked for."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    folder = tmp_path / "served"
-    folder.mkdir()
-    requests = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            requests.append(self.path)
-
-    handler = partial(Handler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://localhost:{server.server_port}", folder, requests
-        server.shutdown()
+def folder(tmp_path):
+    write_volume(tmp_path / "in", IMAGE, START, voxel_size_nm=SIZE, block_shape=(8, 16, 16))
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    return tmp_path
 
 
-def test_a_file_that_was_changed_between_launches_is_refused(volume_in, tmp_path):
-    file = tmp_path / "ops.py"
-    file.write_text(SOURCE.format(1))
-    job = job_with("ops.py:scaled", volume_in, tmp_path)
-    list(Worker(prepare(job)).infer_chunks([0]))
-    file.write_text(SOURCE.format(2))
-    with pytest.raises(StateError, match=r"(?s)another job.*postprocess\.0.*sha256"):
-        prepare(job)
-    file.write_text(SOURCE.format(1))
-    prepare(job)
+def outputs(folder, own, **output):
+    """What a job on the identity gives in several ways of cutting it, which must be the same."""
+    found = []
+    for number, (chunk, strategy) in enumerate(
+        [([16, 32, 32], "recompute"), ([16, 16, 48], "exchange")]
+    ):
+        values = job_values(
+            folder / "in",
+            folder / f"out{number}",
+            output=output,
+            inference={"chunk_shape": chunk, "strategy": strategy, "threads": 1},
+        )
+        launch = prepare(parse_job(values | {"postprocess": [own]}, folder))
+        worker = Worker(launch)
+        chunks = range(worker.job.plan.chunks.count)
+        if strategy == "recompute":
+            assert {each.outcome for each in worker.infer_chunks(chunks)} == {"done"}
+        else:
+            assert {each.outcome for each in worker.sum_chunks(chunks)} == {"summed"}
+            assert {each.outcome for each in worker.merge_seams(chunks)} == {"done"}
+        found.append(read_volume(folder / f"out{number}"))
+    assert found[0].tobytes() == found[1].tobytes()
+    return found[0]
 
 
-def test_a_worker_refuses_another_file_than_the_launch_had(volume_in, tmp_path):
-    file = tmp_path / "ops.py"
-    file.write_text(SOURCE.format(1))
-    launch = prepare(job_with("ops.py:scaled", volume_in, tmp_path))
-    file.write_text(SOURCE.format(2))
-    with pytest.raises(WorkerFault, match="operators' files .*changed since"):
-        Worker(launch)
+def places(shape):
+    """The coordinates of each voxel on each axis."""
+    axes = [np.arange(start, start + n) for start, n in zip(START, shape, strict=True)]
+    return np.meshgrid(*axes, indexing="ij")
 
 
-def test_a_folder_that_was_moved_holds_the_same_job(volume_in, tmp_path):
-    before = tmp_path / "before"
-    before.mkdir()
-    (before / "ops.py").write_text(SOURCE.format(1))
-    first = prepare(job_with("ops.py:scaled", volume_in, before)).read_job()
-    shutil.move(before, tmp_path / "after")
-    again = prepare(job_with("ops.py:scaled", volume_in, tmp_path / "after")).read_job()
-    assert again.fingerprint == first.fingerprint
+def test_a_function_is_told_where_its_values_are(folder):
+    own = {
+        "operator": "own",
+        "function": "mine.py:distances",
+        "output_channels": 1,
+        "halo": [1, 0, 0],
+    }
+    found = outputs(folder, own)[0]
+    squares = [(place * size) ** 2 for place, size in zip(places(IMAGE.shape), SIZE, strict=True)]
+    expected = np.sqrt(np.sum(squares, axis=0))
+    padded = np.pad(IMAGE.astype(np.float64), [(1, 1), (0, 0), (0, 0)], mode="edge")
+    mean = (padded[:-2] + padded[1:-1] + padded[2:]) / 3
+    is_clear = np.abs(mean - 100) > 0.01
+    np.testing.assert_allclose(
+        found[is_clear], np.where(mean > 100, expected, 0)[is_clear], rtol=1e-6
+    )
+    assert 0.1 < (found > 0).mean() < 0.95
 
 
-def test_a_file_by_its_file_url(volume_in, tmp_path):
-    (tmp_path / "o ps.py").write_text(SOURCE.format(3))
-    url = (tmp_path / "o ps.py").as_uri()
-    by_url = prepare(job_with(f"{url}:scaled", volume_in, tmp_path))
-    by_path = prepare(job_with("o ps.py:scaled", volume_in, tmp_path))
-    assert by_url.read_job().fingerprint == by_path.read_job().fingerprint
-    list(Worker(by_url).infer_chunks(range(by_url.read_job().plan.chunks.count)))
-    out = read_volume(tmp_path / "out")
-    np.testing.assert_allclose(out, 3.0 * read_volume(volume_in), rtol=0, atol=3 * OF_RANGE)
-
-
-def test_a_file_by_url_is_fetched_once_and_refused_where_it_was_changed(
-    served, volume_in, tmp_path, capsys
-):
-    url, folder, requests = served
-    (folder / "ops.py").write_text(SOURCE.format(2))
-    values = job_values(volume_in, tmp_path / "out", inference={"patch_overlap": [0, 0, 0]})
-    values["postprocess"] = [own(f"{url}/ops.py:scaled")]
-    job = str(write_job(tmp_path / "job.yaml", values))
-    assert main(["run", job]) == 0
-    out = read_volume(tmp_path / "out")
-    np.testing.assert_allclose(out, 2.0 * read_volume(volume_in), rtol=0, atol=2 * OF_RANGE)
-    launch = prepare(parse_job(values, tmp_path))
-    requests.clear()
-    (folder / "ops.py").write_text(SOURCE.format(5))
-    Worker(launch)
-    assert requests == [], "this machine has it"
-    capsys.readouterr()
-    assert main(["run", job]) == 2
-    assert "postprocess.0" in capsys.readouterr().err
-    for copy in tmp_path.glob("beam_inference_models_*/*/ops.py"):
-        copy.write_text("# damaged")
-    with pytest.raises(ModelContractError, match=r"postprocess\.0: .* launched with .* changed"):
-        Worker(launch)
-
-
-def test_a_file_that_is_absent_is_named(volume_in, tmp_path):
-    with pytest.raises(ModelContractError, match=r"postprocess\.0: there is no file .*/ops\.py"):
-        prepare(job_with("ops.py:scaled", volume_in, tmp_path))
-
-
-def test_a_job_in_a_bucket_with_its_file_beside_it(volume_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    inference = {"patch_overlap": [0, 0, 0], "threads": 1}
-    with GcsStandIn() as gcs:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
-        values = job_values(volume_in, tmp_path / "out", inference=inference)
-        values |= {"postprocess": [own("ops.py:scaled")]}
-        gcs.put("data", "jobs/ops.py", SOURCE.format(4).encode())
-        gcs.put("data", "jobs/job.yaml", yaml.safe_dump(values).encode())
-        assert main(["run", "gs://data/jobs/job.yaml"]) == 0
-    out = read_volume(tmp_path / "out")
-    np.testing.assert_allclose(out, 4.0 * read_volume(volume_in), rtol=0, atol=4 * OF_RANGE)
-
-
-def test_a_file_beside_a_job_file_in_a_bucket():
-    text = """
-    input: {path: in}
-    output: {path: out, dtype: float32}
-    model: {path: identity}
-    inference: {patch_shape: [8, 8, 8], chunk_shape: [8, 8, 8]}
-    postprocess: [{operator: own, function: 'ops.py:scaled', output_channels: 1}]
-    """
-    (operator,) = parse_job_text(text, "gs://bucket/jobs", "job.yaml").postprocess
-    assert operator.needed_files == ["gs://bucket/jobs/ops.py"]
+def test_a_function_may_return_labels(folder):
+    found = outputs(folder, LABELS, dtype="uint8")[0]
+    z, y, x = places(IMAGE.shape)
+    np.testing.assert_array_equal(found, 1 + 4 * (z > 9) + 2 * (y > 8) + (x > 30))
 
 
 @pytest.mark.parametrize(
-    "url", ["https://me:hidden@host/ops.py:f", "https://host/ops.py?token=hidden/x.py:f"]
+    ("own", "dtype", "message"),
+    [
+        (LABELS, "float32", "the last operator of postprocess gives whole numbers"),
+        (LABELS | {"labels": 256}, "uint8", "labels up to 256, which uint8 does not hold"),
+        (LABELS | {"labels": 2**24 + 1}, "uint32", "labels"),
+        (LABELS | {"labels": None}, "uint32", "own with labels make"),
+    ],
 )
-def test_a_url_with_credentials_is_refused_and_not_repeated(volume_in, tmp_path, url):
-    with pytest.raises(ConfigError, match=r"postprocess\.0\.function: .*holds credentials") as said:
-        job_with(url, volume_in, tmp_path)
-    assert "hidden" not in str(said.value)
+def test_labels_that_cannot_be_written_are_refused(folder, own, dtype, message):
+    values = job_values(folder / "in", folder / "out", output={"dtype": dtype})
+    with pytest.raises(ConfigError, match=message):
+        parse_job(values | {"postprocess": [own]}, folder)
+
+
+@pytest.mark.parametrize(
+    ("function", "value"), [("halves", 3), ("plain", 9), ("plain", -1), ("plain", np.nan)]
+)
+def test_what_is_no_label_is_refused_with_its_value(folder, function, value):
+    own = LABELS | {"function": f"{folder}/mine.py:{function}"}
+    (run,) = build_functions([validate_operator(own)])
+    place = ArrayPlace(BoundingBox((0, 0, 0), (1, 1, 2)), SIZE)
+    values = np.array([[[[4, value]]]], np.float32)
+    with pytest.raises(ModelContractError, match="labels: 8 expects whole numbers from 0 to 8"):
+        run(values, place)

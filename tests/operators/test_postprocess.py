@@ -14,6 +14,7 @@ from beam_inference import prepare
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.operators import (
+    ArrayPlace,
     channels_after,
     operator_bytes,
     total_halo,
@@ -28,6 +29,9 @@ from beam_inference.operators.postprocess import apply_functions, build_function
 from beam_inference.worker.worker import Worker
 
 CHANNELS = 3
+PLACE = ArrayPlace(BoundingBox((0, 0, 0), (1, 1, 1)), (1.0, 1.0, 1.0))
+"""Where values are, for operators that do not ask."""
+
 INPUT = np.random.default_rng(1).integers(0, 256, (CHANNELS, 40, 48, 50), dtype=np.uint8)
 INPUT[:, 8:24, :20] = 0
 MODEL = {"input_channels": CHANNELS, "output_channels": CHANNELS}
@@ -168,7 +172,7 @@ def test_a_function_of_ones_own(tmp_path, monkeypatch):
         for name in ("wrong", "absent")
     )
     with pytest.raises(ModelContractError, match=r"returned an array of shape \[40, 48, 50\]"):
-        apply_functions(wrong, INPUT.astype(np.float32))
+        apply_functions(wrong, INPUT.astype(np.float32), PLACE)
     with pytest.raises(ModelContractError, match=f"cannot import mine_for_a_test:{absent}"):
         build_functions(parsed([own | {"function": f"mine_for_a_test:{absent}"}], tmp_path))
 
@@ -179,9 +183,9 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
     ).reshape(2, 1, 1, 5)
     vote = {"operator": "argmax", "background": 0.5}
     (operator,) = build_functions(parsed([vote], tmp_path, "uint8"))
-    assert operator(values).ravel().tolist() == [0, 1, 1, 2, 0]
+    assert operator(values, PLACE).ravel().tolist() == [0, 1, 1, 2, 0]
     # one channel has a choice, too
-    assert operator(values[:1]).ravel().tolist() == [0, 1, 1, 1, 0]
+    assert operator(values[:1], PLACE).ravel().tolist() == [0, 1, 1, 1, 0]
     values = job_values("in", "out", output={"dtype": "uint8"})
     assert parse_job(values | {"postprocess": [vote]}, tmp_path).output_channels == 1
 
@@ -407,14 +411,14 @@ def test_the_chunk_shape_changes_no_bit(
     )
     domain = plan.lattice.domain
     values = np.random.default_rng(sum(start) + 99).random((2, *domain.shape), np.float32)
-    whole = apply_functions(build_functions(operators), values)[
+    whole = apply_functions(build_functions(operators), values, PLACE)[
         (slice(None), *roi.slices_in(domain))
     ]
     for index in range(plan.chunks.count):
         core = plan.chunks.core_box(index)
         box = plan.work(index).core_box
         part = apply_functions(
-            build_functions(operators), values[(slice(None), *box.slices_in(domain))]
+            build_functions(operators), values[(slice(None), *box.slices_in(domain))], PLACE
         )
         found = part[(slice(None), *core.slices_in(box))]
         np.testing.assert_array_equal(found, whole[(slice(None), *core.slices_in(roi))])
@@ -447,7 +451,7 @@ def test_values_are_those_of_the_formula(tmp_path, operator, expected):
     given_values = LOGITS.copy()
     dtype = "uint8" if operator["operator"] in LABELLING else "float32"
     (function,) = build_functions(parsed([operator], tmp_path, dtype))
-    np.testing.assert_allclose(function(given_values), expected, rtol=2e-6, atol=1e-30)
+    np.testing.assert_allclose(function(given_values, PLACE), expected, rtol=2e-6, atol=1e-30)
 
 
 @given(
@@ -460,12 +464,12 @@ def test_the_bits_at_a_voxel_do_not_depend_on_the_voxels_around(channels, shape,
     """Vector instructions, and sums in groups, must not tell where an array ends."""
     (function,) = build_functions([validate_operator({"operator": operator})])
     values = np.random.default_rng(seed).normal(0, 9, (channels, *shape)).astype(np.float32)
-    whole = function(values)
+    whole = function(values, PLACE)
     for voxel in [(0, 0, 0), tuple(n // 2 for n in shape), tuple(n - 1 for n in shape)]:
         part = (slice(None), *(slice(n, n + 1) for n in voxel))
-        np.testing.assert_array_equal(function(values[part]), whole[part])
+        np.testing.assert_array_equal(function(values[part], PLACE), whole[part])
         part = (slice(None), *(slice(n, None) for n in voxel))
-        np.testing.assert_array_equal(function(values[part]), whole[part])
+        np.testing.assert_array_equal(function(values[part], PLACE), whole[part])
 
 
 @pytest.mark.parametrize(
@@ -504,7 +508,7 @@ def test_smoothing_is_that_of_scipy(tmp_path):
     (smooth,) = build_functions(parsed([{"operator": "smooth", "sigma": [1, 0, 2]}], tmp_path))
     values = INPUT.astype(np.float32)
     expected = ndimage.gaussian_filter(values, (0, 1, 0, 2), mode="nearest", truncate=4)
-    np.testing.assert_array_equal(smooth(values), expected)
+    np.testing.assert_array_equal(smooth(values, PLACE), expected)
 
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange"])
@@ -574,10 +578,12 @@ def test_what_operators_hold_is_foretold(tmp_path, operators):
     listed = parsed(operators, tmp_path, "uint8" if labels else "float32")
     values = np.random.default_rng(0).random((3, 32, 64, 64), np.float32)
     functions = build_functions(listed)
-    apply_functions(functions, values[:, :2, :2, :2].copy())  # what is made at the first call
+    apply_functions(
+        functions, values[:, :2, :2, :2].copy(), PLACE
+    )  # what is made at the first call
     tracemalloc.start()
     try:
-        found = apply_functions(functions, values)
+        found = apply_functions(functions, values, PLACE)
         assert np.isfinite(found).all()
         _, peak = tracemalloc.get_traced_memory()
     finally:
