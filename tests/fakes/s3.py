@@ -32,7 +32,8 @@ class S3StandIn:
     """A server for the duration of a ``with``; ``url`` is its endpoint.
 
     ``fail_rate`` is the share of requests answered 503 (SlowDown) without being carried out,
-    ``latency`` the seconds that are added to each.
+    ``latency`` the seconds that are added to each. Where a path holds ``expired``, the answer says
+    that the caller's token has expired.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class S3StandIn:
     ) -> None:
         self.fail_rate = 0.0
         self.latency = 0.0
+        self.expired = ""
         self.requests: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -85,17 +87,17 @@ class S3StandIn:
             self.requests[environ["REQUEST_METHOD"]] += 1
             fails = self._random.random() < self.fail_rate
             self.requests["failed"] += fails
-        if fails:
-            length = int(environ.get("CONTENT_LENGTH") or 0)
-            environ["wsgi.input"].read(length)
-            body = (
-                b"<Error><Code>SlowDown</Code><Message>Please reduce your request"
-                b" rate.</Message></Error>"
-            )
-            start_response(
-                "503 Slow Down",
-                [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))],
-            )
+        refusal = None
+        if self.expired and self.expired in environ["PATH_INFO"]:
+            refusal = ("403 Forbidden", "ExpiredToken", "The provided token has expired.")
+        elif fails:
+            refusal = ("503 Slow Down", "SlowDown", "Please reduce your request rate.")
+        if refusal is not None:
+            status, code, message = refusal
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+            headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+            start_response(status, headers)
             return [body]
         answer: Iterable[bytes] = self._moto(environ, start_response)
         return answer
