@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +22,9 @@ from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 if TYPE_CHECKING:
     from beam_inference.conversion.convert import ConversionPlan
+    from beam_inference.conversion.copying import ChunkShapes
     from beam_inference.conversion.options import ConversionOptions
+    from beam_inference.conversion.protocol import SourceInfo
 
 
 def add(subparsers: Subparsers) -> None:
@@ -320,6 +323,7 @@ def _print_conversion(plan: ConversionPlan) -> None:
         print(f"note: {note}", file=sys.stderr)
     if isinstance(plan, FileConversion):
         print(f"target: {plan.path}, {plan.format}")
+        _print_memory(plan.shapes, source.info)
         return
     spec = plan.spec
     print(
@@ -327,6 +331,14 @@ def _print_conversion(plan: ConversionPlan) -> None:
         f"{spec.bounds}"
     )
     print(f"chunks: {plan.task.count} of {_sizes_text(plan.task.shapes.chunk)}")
+    _print_memory(plan.task.shapes, source.info)
+
+
+def _print_memory(shapes: ChunkShapes, info: SourceInfo) -> None:
+    """Print what copying holds in memory and on the disk, beside what reading and writing take."""
+    scratch = shapes.scratch_bytes(info)
+    disk = f", {scratch / 2**20:,.1f} MiB in {tempfile.gettempdir()}" if scratch else ""
+    print(f"each thread holds {shapes.held_bytes(info) / 2**20:,.1f} MiB of voxels in memory{disk}")
 
 
 def _sizes_text(values: Sequence[float]) -> str:

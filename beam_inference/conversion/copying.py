@@ -51,6 +51,10 @@ class ChunkShapes:
     chunk: Zyx
     window: Zyx
 
+    def held_bytes(self, info: SourceInfo) -> int:
+        """Bytes of the source that a thread holds in memory at a time."""
+        return math.prod(zyx.minimum(self.window, info.bounds.shape)) * info.itemsize
+
     def scratch_bytes(self, info: SourceInfo) -> int:
         """Bytes of disk that a chunk needs; 0 where it is held in memory."""
         if self.chunk == self.window:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beam_inference.beam.progress import Phase, Progress
-from beam_inference.conversion.copying import choose_chunk_shapes, copy
+from beam_inference.conversion.copying import ChunkShapes, choose_chunk_shapes, copy
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.find_source import split_dataset
 from beam_inference.conversion.hdf5 import DEFAULT_DATASET, dataset_names
@@ -47,10 +47,16 @@ class FileConversion:
     dataset: str | None
     window_bytes: int
 
+    @property
+    def shapes(self) -> ChunkShapes:
+        """The shapes of chunks and windows."""
+        grain = FILE_FORMATS[self.format].grain
+        return choose_chunk_shapes(self.source.info, grain, self.window_bytes)
+
     def run(self) -> ConversionResult:
         """Write the file; an existing one is replaced once the new one is complete."""
         info = self.source.info
-        shapes = choose_chunk_shapes(info, FILE_FORMATS[self.format].grain, self.window_bytes)
+        shapes = self.shapes
         chunks = ChunkGrid(self.spec.bounds, shapes.chunk)
         to_source = zyx.subtract(info.bounds.start, self.spec.bounds.start)
         read = self.source.open()

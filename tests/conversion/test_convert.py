@@ -58,6 +58,7 @@ def test_slices_into_blocks_with_gaps_told(slices, tmp_path, capsys):
     told = capsys.readouterr()
     assert "slices are missing, and those behind them move up: 7;" in told.err
     assert "19 × 70 × 90 voxels (z, y, x)" in told.out
+    assert "each thread holds 0.1 MiB of voxels in memory\n" in told.out
     assert f"complete: {tmp_path}/em" in told.out
     check(tmp_path / "em", np.delete(array, 7, axis=0))
     info = json.loads((tmp_path / "em" / "info").read_text())
