@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -39,9 +40,25 @@ class EscapingStream:
 
 @contextmanager
 def escape_output() -> Iterator[None]:
-    """Write control characters out wherever something is printed to standard output."""
-    with redirect_stdout(cast(TextIO, EscapingStream(sys.stdout))):
+    """Write control characters out wherever something is printed to standard output, or warned of.
+
+    Networks warn in their own words.
+    """
+    with redirect_stdout(cast(TextIO, EscapingStream(sys.stdout))), warnings.catch_warnings():
+        warnings.showwarning = _show_warning
         yield
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    (file or sys.stderr).write(escape_controls(text))
 
 
 def table_console(width: int) -> Console:

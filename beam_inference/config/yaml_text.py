@@ -16,6 +16,9 @@ MOST_CHARACTERS = 2**20
 MOST_VALUES = 200_000
 """Most values in a text, each as often as an alias repeats it."""
 
+LONGEST_NUMBER = 1000
+"""Most characters of a number: those to the base of 60, such as 1:30:00, take long to compute."""
+
 DEEPEST = 64
 """Most levels of values inside values."""
 
@@ -35,6 +38,9 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"not valid YAML: {describe_error(error, with_type=False)}") from None
+
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,12 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        is_number = node.tag in _NUMBERS and isinstance(node, yaml.ScalarNode)
+        if is_number and len(node.value) > LONGEST_NUMBER:
+            raise ConfigError(
+                f"line {_line(node)}: a number of {len(node.value):,} characters; at most "
+                f"{LONGEST_NUMBER:,} are read"
+            )
         try:
             return super().construct_object(node, deep)
         except (yaml.YAMLError, ConfigError):

@@ -371,7 +371,8 @@ def _keeper(
 
     def keep(make: Callable[[], bytes]) -> bytes:
         key = {
-            "network": files.sha256,
+            # of a zip file that is read as another kind, or in other folds, the hash is the same
+            "network": [files.sha256, suffix_of(files.model), files.model.folds],
             "kind": request.kind,
             "engine": engine.name,
             "batch_shape": list(request.batch_shape),

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from beam_inference.config.engines import Engine, LoadRequest, make_anew
 from beam_inference.config.heads import Head
+from beam_inference.errors import EngineError
+from beam_inference.foreign_text import shorten_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,10 +163,26 @@ def _read_network(
 
     if isinstance(source, Path):
         network = core.read_model(source, *([] if weights is None else [weights]))
+        _check_stateless(network, source)
         network.reshape(list(shape))
         return replace_long_sums(network)
     # Kept or not, the network is read from OpenVINO's own form, so that bits are the same.
     return core.read_model(*_unpack(keep(lambda: _pack(_convert(source, shape)))))
+
+
+def _check_stateless(network: Model, path: Path) -> None:
+    """Refuse a network that keeps something from one batch to the next.
+
+    Raises:
+        EngineError: it does.
+    """
+    states = [each.get_info().variable_id for each in network.get_variables()]
+    if states:
+        raise EngineError(
+            f"{path} keeps {shorten_text(', '.join(states))} from one batch to the next: its "
+            "results would depend on the order in which patches are computed. Export the network "
+            "without state."
+        )
 
 
 def _convert(source: Any, shape: tuple[int, ...]) -> Model:

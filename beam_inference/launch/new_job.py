@@ -81,7 +81,7 @@ def describe_package(path: str, folds: Folds | None) -> Package:
     with fetch_package(path, folds) as package:
         recipe = package.network.describe()
         file = recipe.network_file
-        local = package.path if file is None else package.root / file
+        local = package.path if file is None else package.find_network(file)
         if not isinstance(local, Path):
             local = package.path
         network = Network(path=str(local), folds=None if folds is None else list(folds))

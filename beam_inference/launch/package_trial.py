@@ -29,7 +29,7 @@ from beam_inference.job.parts import make_normalization
 from beam_inference.models.fetch import fetch_package
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import as_network
-from beam_inference.models.package_files import find_file, local_file
+from beam_inference.models.package_files import local_file
 from beam_inference.models.packages import Folds, NotCompared, Package, Recipe, Sample
 from beam_inference.operators.level_steps import normalization_of_array
 from beam_inference.operators.levels import by_section
@@ -230,7 +230,7 @@ def _open_predictor(
         engine = settings.model_copy(update={"engine": "torch"})
         yield load_predictor(model, engine, network=network)
         return
-    file = find_file(package.root, recipe.network_file, "weights")
+    file = package.find_network(recipe.network_file)
     with local_file(file) as path:
         model = Network.model_validate({**values, "path": str(path)})
         model_sha256(model)  # refuses one that names other files

@@ -108,7 +108,7 @@ class _Model:
         file = find_file(self.description.root, weights.source, f"weights.{weights.form}.source")
         check_sha256(file, weights.sha256)
         if weights.form == "torchscript":
-            from beam_inference.models.torchscript import load_packed
+            from beam_inference.models.packed_torchscript import load_packed
 
             with local_file(file) as path:
                 return load_packed(path, allow_pickle=is_trusted)

@@ -109,9 +109,9 @@ class _Model:
                 from beam_inference.models import exported
 
                 return exported.load_file(path, allow_pickle=is_trusted)
-            from beam_inference.models import torchscript
+            from beam_inference.models import packed_torchscript
 
-            return torchscript.load_packed(path, allow_pickle=is_trusted)
+            return packed_torchscript.load_packed(path, allow_pickle=is_trusted)
 
     def describe(self) -> Recipe:
         metadata = self.metadata

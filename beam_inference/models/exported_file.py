@@ -25,6 +25,7 @@ from beam_inference.models.exported_program import (
     check_program,
     parse_object,
 )
+from beam_inference.models.pickle_bounds import PickleOutOfBounds, check_saved
 from beam_inference.models.pickles import ALLOW_HINT, first_line
 from beam_inference.models.tensors import tensor_fault
 
@@ -131,11 +132,18 @@ def _check_member(archive: zipfile.ZipFile, name: str, names: Mapping[str, str])
     content = archive.read(names[name])
     if _PROGRAM.fullmatch(name):
         check_program(content)
-    elif _PAYLOADS.fullmatch(name):
+        return
+    if _PAYLOADS.fullmatch(name):
         _check_payloads(content, name)
-    elif content.startswith(b"PK"):
-        with io.BytesIO(content) as file, zipfile.ZipFile(file) as inner:
-            check_archive(file, inner)
+        return
+    with io.BytesIO(content) as file:
+        if content.startswith(b"PK"):
+            with zipfile.ZipFile(file) as inner:
+                check_archive(file, inner)
+        try:
+            check_saved(file)
+        except PickleOutOfBounds as error:
+            raise UnsafeProgram(f"of its member {name}, {error}") from None
 
 
 def _check_payloads(content: bytes, name: str) -> None:

@@ -236,14 +236,14 @@ def _check_operator(target: str, where: str) -> None:
     if match:
         library, name, overload = match.groups()
         full_name = f"{library}::{name}" + ("" if overload == "default" else f".{overload}")
-        if _is_arithmetic(name) and _is_registered(full_name):
+        if is_arithmetic(name) and _is_registered(full_name):
             return
     elif _SYMBOLIC_OPERATOR.fullmatch(target) or _CONTROL_FLOW.fullmatch(target):
         return
     raise UnsafeProgram(f"{where} is {target!a:.100}, which is not an operator of a network")
 
 
-def _is_arithmetic(operator: str) -> bool:
+def is_arithmetic(operator: str) -> bool:
     """Whether an operator computes tensors from tensors, within their bounds."""
     if operator.startswith("_"):
         return _PRIVATE.fullmatch(operator) is not None

@@ -57,7 +57,7 @@ def parse_address(path: str) -> Repository:
         ModelContractError: it is none.
     """
     match = _ADDRESS.fullmatch(path)
-    if match is None:
+    if match is None or ".." in path:  # which would lead out of the folder where files are kept
         raise ModelContractError(
             f"model.path {shorten_text(path)}: expected hf://organisation/repository, or with "
             "@revision at its end"

@@ -140,7 +140,7 @@ class _Bundle:
         folder, _, name = self.weights.partition("/")
         file = self.root / folder / name
         if name.endswith(".ts"):
-            from beam_inference.models.torchscript import load_packed
+            from beam_inference.models.packed_torchscript import load_packed
 
             with local_file(file) as path:
                 network = load_packed(path, allow_pickle=is_trusted)
@@ -182,7 +182,7 @@ class _Bundle:
         )
 
     def _inferer(self) -> Component:
-        inferer = self.config.component("inferer")
+        inferer = self.config.own_component("inferer")
         if inferer is None:
             raise ModelContractError(f"{self.config.file} has no inferer")
         if inferer.name != "SlidingWindowInferer":

@@ -7,6 +7,7 @@ are refused where a value is needed, and never run. What the keys mean was read 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
@@ -22,6 +23,18 @@ METADATA = "configs/metadata.json"
 
 _CONSTANTS = {"$torch.float32": "float32", "$torch.float": "float32", "$np.float32": "float32"}
 """Expressions that stand for names."""
+
+_READ_ELSEWHERE = {
+    ("dataset", "transform"): "@preprocessing",
+    ("evaluator", "network"): "@network",
+    ("evaluator", "inferer"): "@inferer",
+    ("evaluator", "postprocessing"): "@postprocessing",
+}
+"""What MONAI itself runs, which may name other parts than those that are read here."""
+
+_FLOATS = re.compile(r"\$?((torch|np|numpy)\.)?(float|float32|float64|double)")
+_OF_A_DTYPE = ("EnsureType", "EnsureTyped", "LoadImage", "LoadImaged")
+"""Transforms that change values if they are told a dtype."""
 
 _DEEPEST = 32
 """References that are followed from one to the next, and components inside of components."""
@@ -105,7 +118,7 @@ class Config:
         if value is None:
             return []
         value = self._follow(value, key)
-        if isinstance(value, dict) and _class_name(value) == "Compose":
+        if isinstance(value, dict) and self._own_name(value, key) == "Compose":
             if _is_disabled(self._follow(value.get("_disabled_", False), key)):
                 return []
             value = self._follow(value.get("transforms", []), f"{key}.transforms")
@@ -118,10 +131,81 @@ class Config:
         for number, each in enumerate(value):
             place = f"{key}.{number}"
             followed = self._follow(each, place)
-            if isinstance(followed, dict) and _class_name(followed) in without_effect:
-                continue  # its arguments may be expressions, which do not matter
+            if (
+                isinstance(followed, dict)
+                and self._own_name(followed, place) in without_effect
+                and self._keeps_values(followed, place)
+            ):
+                continue  # its other arguments may be expressions, which do not matter
             made.append(self._component(followed, place))
         return [each for each in made if not _is_disabled(each.arguments.pop("_disabled_", False))]
+
+    def own_component(self, key: str) -> Component | None:
+        """As :meth:`component`, of MONAI's own classes.
+
+        Raises:
+            ModelContractError: as there, or the class is another one.
+        """
+        found = self.component(key)
+        if found is not None:
+            self._own_name({"_target_": found.target}, key)
+        return found
+
+    def _own_name(self, value: Json, place: str) -> str | None:
+        """Name of a class of MONAI's; None where there is none.
+
+        Raises:
+            ModelContractError: it is a class of others, which may do anything under that name.
+        """
+        name = _class_name(value)
+        module = value["_target_"].rpartition(".")[0] if name is not None else ""
+        if module.partition(".")[0] not in ("", "monai"):
+            raise ModelContractError(
+                f"{self.file}: {place} is a {shorten_text(value['_target_'])}, which is not "
+                "MONAI's: its code would have to run. Write the job file by hand."
+            )
+        return name
+
+    def _keeps_values(self, transform: Json, place: str) -> bool:
+        """Whether a transform that is left out changes no value.
+
+        Raises:
+            ModelContractError: it does.
+        """
+        dtypes = transform.get("dtype")
+        if _class_name(transform) not in _OF_A_DTYPE or dtypes is None:
+            return True
+        for dtype in dtypes if isinstance(dtypes, list) else [dtypes]:
+            if not isinstance(dtype, str) or not _FLOATS.fullmatch(dtype):
+                raise ModelContractError(
+                    f"{self.file}: {place} makes {shorten_value(dtype)} of the values; jobs "
+                    "compute in float32. Write the job file by hand."
+                )
+        return True
+
+    def check_parts(self) -> None:
+        """Refuse a configuration of which MONAI would run other parts than those read here.
+
+        Raises:
+            ModelContractError: it is one.
+        """
+        for key in self.values:
+            if key.startswith(("+", "~")) or "#" in key or "::" in key:
+                raise ModelContractError(
+                    f"{self.file}: {shorten_text(key)} changes another part, which is not read "
+                    "here: write the whole there"
+                )
+        for (section, key), expected in _READ_ELSEWHERE.items():
+            part = self.values.get(section)
+            named = part.get(key, expected) if isinstance(part, dict) else expected
+            is_other = isinstance(named, dict) or (
+                isinstance(named, str) and named.startswith("@") and named != expected
+            )
+            if is_other:
+                raise ModelContractError(
+                    f"{self.file}: {section}.{key} is {shorten_value(named)}; only {expected} is "
+                    "known here, and MONAI would run another part. Write the job file by hand."
+                )
 
     def _component(self, value: object, place: str) -> Component:
         value = self._follow(value, place)
@@ -223,13 +307,15 @@ def read_config(folder: Traversable) -> Config:
     """Read the configuration of a bundle.
 
     Raises:
-        ModelContractError: it is absent or damaged.
+        ModelContractError: it is absent or damaged, or MONAI would run other parts of it.
     """
     name = config_file(folder)
     if name is None:
         raise ModelContractError(f"{folder} has none of {', '.join(CONFIGS)}")
     file = _file(folder, name)
-    return Config(file, read_json(file) if name.endswith(".json") else read_yaml(file))
+    config = Config(file, read_json(file) if name.endswith(".json") else read_yaml(file))
+    config.check_parts()
+    return config
 
 
 def read_metadata(folder: Traversable) -> Json:

@@ -13,13 +13,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources.abc import Traversable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.foreign_text import shorten_text
 from beam_inference.models.archive import open_packed
-from beam_inference.models.package_files import list_folders
+from beam_inference.models.package_files import find_file, list_folders
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,9 @@ Folds = Sequence[int | Literal["all"]]
 
 LEVELS = "levels.json"
 """Name of the file of levels in a normalisation that needs one."""
+
+_NAMED_SUFFIXES = (".onnx",)
+"""Suffixes of networks in packages that a job names by their file: such files only compute."""
 
 _MOST_FOLDERS = 256
 """Folders on one level that are looked into for a network."""
@@ -225,6 +229,27 @@ class Package:
     def load_object(self) -> str:
         """Where the kind is defined, as ``package.module:name``."""
         return list_plugins("packages")[self.plugin].object
+
+    def find_network(self, name: str) -> Traversable:
+        """The file of the network, where a job names it in place of the package.
+
+        What a file is taken for, such as a program or a factory, follows from its name.
+
+        Args:
+            name: as :attr:`Recipe.network_file` says it.
+
+        Raises:
+            ModelContractError: it leads out of the package, is absent, or would be taken for
+                something that runs code.
+        """
+        if PurePosixPath(name).suffix not in _NAMED_SUFFIXES:
+            raise ModelContractError(
+                f"{self.root}: its network is said to be ONNX, and lies in "
+                f"{shorten_text(name)}: expected a name with the suffix "
+                f"{', '.join(_NAMED_SUFFIXES)}, since a job would take that file for what its name "
+                "says. If you trust the package, rename the file, there and in the description."
+            )
+        return find_file(self.root, name, "the network")
 
     def list_files(self) -> list[Path]:
         """The local files that determine the network: those of a folder, or the zip file."""

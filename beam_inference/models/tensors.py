@@ -18,6 +18,10 @@ def tensor_fault(value: object) -> str | None:
     """
     if type(value) not in _CLASSES or not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
+    if value.__dict__:  # which would stand before PyTorch's own attributes of these names
+        return "a tensor with attributes of its own"
+    if value.is_meta:
+        return "a tensor without values"
     if value.is_nested:
         return "a nested tensor"
     if value.layout is not torch.strided:

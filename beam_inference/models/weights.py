@@ -14,6 +14,7 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_value
 from beam_inference.models.archive import is_archive, open_archive
+from beam_inference.models.pickle_bounds import NotFollowed, check_saved
 from beam_inference.models.pickles import first_line, unpickle
 from beam_inference.models.tensors import tensor_fault
 
@@ -21,7 +22,6 @@ NESTED = ("state_dict", "model_state_dict", "network_weights", "model")
 """Keys of checkpoints under which training frameworks save a state dict; the third is nnU-Net's."""
 
 _MOST_KEYS = 10
-
 WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
 """What torch.compile and DataParallel put before names, in the order in which it is taken off."""
 
@@ -65,9 +65,16 @@ def fit_weights(
             state = {key.removeprefix(prefix): value for key, value in state.items()}
     own = module.state_dict()
     _refuse_other_numbers(state, own, source)
-    if replace:
-        state = {k: v.to(own[k].dtype) if k in own else v for k, v in state.items()}
     try:
+        if (
+            replace
+        ):  # one of another shape is left to be refused: converted, it could take all memory
+            state = {
+                key: value.to(own[key].dtype)
+                if key in own and value.shape == own[key].shape
+                else value
+                for key, value in state.items()
+            }
         module.load_state_dict(state, strict=True, assign=replace)
     except RuntimeError as error:
         raise ModelContractError(
@@ -169,7 +176,8 @@ def _load_safetensors(path: Path) -> Json:
     from safetensors.torch import load_file
 
     try:
-        return dict(load_file(path))
+        # copies, for the file may change while the network is used
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except Exception as error:  # of the library, or of PyTorch for a dtype that it lacks
         raise ModelContractError(
             f"cannot read the weights {path}: they are damaged, or not safetensors: "
@@ -194,11 +202,14 @@ def load_checkpoint(path: Path, *, allow_pickle: bool, in_place: bool = False) -
         with open_archive(path, "file of weights"):
             pass  # checked, before PyTorch unpacks it
     try:
+        if not allow_pickle:
+            with path.open("rb") as file:
+                check_saved(file)
         with torch.serialization.safe_globals(_SCALARS):
             return torch.load(
                 path, map_location="cpu", weights_only=True, mmap=in_place and can_stay
             )
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, NotFollowed) as error:
         if not allow_pickle:
             raise ModelContractError(
                 f"{path} holds more than tensors, and loading it could run any code. Save the "

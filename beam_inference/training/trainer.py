@@ -35,6 +35,8 @@ from beam_inference.errors import (
 )
 from beam_inference.foreign_text import describe_error
 from beam_inference.models.loading import load_network
+from beam_inference.models.tensors import tensor_fault
+from beam_inference.models.weights import load_checkpoint
 from beam_inference.training.config import TrainingConfig
 from beam_inference.training.losses import compute_loss
 from beam_inference.training.ranks import Ranks, join_ranks
@@ -308,13 +310,14 @@ class _Trainer:
         if not path.exists():
             return
         try:
+            state = load_checkpoint(path, allow_pickle=False)
             _check_whole(path)
-            state = torch.load(path, map_location=self._device, weights_only=True)
-            before = state["config"]
+            before = dict(state["config"])
         except Exception as error:  # torch raises whatever the bytes lead to
             raise _damaged(path, error) from None
         _check_same(self._config.model_dump(mode="json"), before, path)
         try:
+            _check_dense(state)
             self._restore(state)
         except Exception as error:
             raise _damaged(path, error) from None
@@ -352,6 +355,20 @@ def _damaged(path: Path, error: Exception) -> StateError:
         f"{path} is no checkpoint that can be read ({type(error).__name__}). Remove it to begin "
         "anew, or put back a copy of it."
     )
+
+
+def _check_dense(value: object) -> None:
+    """Refuse tensors in containers that are not dense. Raises ValueError."""
+    if isinstance(value, torch.Tensor):
+        fault = tensor_fault(value)
+        if fault is not None:
+            raise ValueError(f"it holds {fault}")
+    elif isinstance(value, dict):
+        for each in value.values():
+            _check_dense(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_dense(each)
 
 
 def _make_folder(folder: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import sys
+import warnings
 
 import pytest
 
@@ -20,6 +21,13 @@ def test_printed_text_is_escaped(capsys):
         print("d", end="", flush=True)
         assert sys.stdout.isatty() is False
     assert capsys.readouterr().out == "a\\x1b[2Jb\tc\nd"
+
+
+def test_warnings_are_escaped(capsys):
+    with escape_output():
+        warnings.simplefilter("always")
+        warnings.warn("a\x1b[2Jb", stacklevel=1)
+    assert "UserWarning: a\\x1b[2Jb" in capsys.readouterr().err
 
 
 def test_the_stream_behind_answers_everything_else():

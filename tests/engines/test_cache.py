@@ -1,16 +1,21 @@
 """Test the folder in which trials and conversions are kept."""
 
 import os
+import shutil
 import stat
 import threading
 from pathlib import Path
 
+import nnunet_folders
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_inference.cli.main import main
+from beam_inference.config.job import Inference, Network
 from beam_inference.engines.cache import Cache, Contents, cache_place, user_cache
+from beam_inference.engines.loading import load_predictor
 
 KEY = {"network": "abc", "shape": [1, 2], "more": {"x": None}}
 
@@ -199,3 +204,27 @@ def test_the_command_shows_and_clears(capsys, monkeypatch, tmp_path):
     assert '"entries": 1' in capsys.readouterr().out
     assert main(["cache", "--json"]) == 0
     assert '"bytes": 0' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_other_folds_of_one_zip_file_are_another_network(tmp_path, monkeypatch):
+    """Hash and shapes are the same, so the conversion of one could be taken for the other's."""
+    pytest.importorskip("dynamic_network_architectures")
+    pytest.importorskip("openvino")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder, _ = nnunet_folders.make_folder(tmp_path / "model", folds=(0, 1))
+    path = shutil.make_archive(str(tmp_path / "model"), "zip", folder)
+    keys = {"patch_shape": nnunet_folders.PATCH, "chunk_shape": nnunet_folders.PATCH}
+    settings = {**keys, "device": "cpu", "engine": "openvino", "batch_size": 1, "threads": 1}
+    inference = Inference.model_validate(settings)
+    batch = np.random.default_rng(0).normal(size=(1, 1, *nnunet_folders.PATCH)).astype(np.float32)
+
+    def answer_of(fold):
+        model = Network(path=path, folds=[fold], output_channels=3)
+        predictor = load_predictor(model, inference)
+        with predictor.device.session():
+            answer = predictor.predict(predictor.device.upload(batch))
+            return np.array(predictor.device.download(answer)())
+
+    answer_of(0)  # PyTorch and OpenVINO set variables of the environment, which are in the key
+    assert not np.allclose(answer_of(0), answer_of(1), atol=1e-3)

@@ -31,9 +31,10 @@ from beam_inference.cli.main import main
 from beam_inference.config.job import Network
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.loading import load_predictor
-from beam_inference.errors import WorkerFault
+from beam_inference.errors import ModelContractError, WorkerFault
 from beam_inference.models.fetch import local_model
 from beam_inference.models.loading import load_network
+from beam_inference.models.weights import load_checkpoint, load_weights
 
 SHAPE = (8, 16, 16)
 ZIP_END = 22
@@ -704,6 +705,72 @@ def test_weights_that_are_written_again_do_not_change_a_loaded_network(tmp_path)
     assert answer(predictor, batch).max() == 3
     with pytest.raises(WorkerFault, match="changed since they were loaded"):
         answer(predictor, np.zeros((2, *shape[1:]), np.float32))
+
+
+def test_safetensors_that_are_written_again_do_not_change_a_loaded_network(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file({"weight": torch.ones(1, 1000)}, path)
+    with torch.device("meta"):
+        network = torch.nn.Linear(1000, 1, bias=False)
+    load_weights(network, path, allow_pickle=False, replace=True)
+    with path.open("r+b") as file:  # in place, as copies are written
+        file.seek(-4000, 2)
+        file.write(bytes(4000))
+    assert (network.weight == 1).all()
+
+
+def with_attributes():
+    tensor = torch.zeros(4, 4)
+    tensor.to = 3
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        lambda: torch.zeros(1, dtype=torch.float16).expand(1 << 40),
+        lambda: torch.zeros(4, 4, device="meta"),
+        lambda: torch.zeros(4, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        with_attributes,
+    ],
+    ids=["takes all memory", "has no values", "is no number", "has attributes"],
+)
+def test_weights_that_replace_those_of_a_network_are_numbers_of_its_shape(weight, tmp_path):
+    torch.save({"weight": weight()}, tmp_path / "state.pt")
+    with torch.device("meta"):
+        network = torch.nn.Linear(4, 4, bias=False)
+    with pytest.raises(ModelContractError):
+        load_weights(network, tmp_path / "state.pt", allow_pickle=False, replace=True)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_key_that_takes_for_ever_to_hash(legacy, tmp_path):
+    path = tmp_path / "state.pt"
+    torch.save({"a": 1}, path, _use_new_zipfile_serialization=not legacy)
+    bomb = b"\x80\x02)q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"}h\x00K\x01s."
+    if legacy:
+        start = path.read_bytes()
+        path.write_bytes(start.replace(pickle.dumps({"a": 1}, 2), bomb))
+        assert path.stat().st_size > len(start)
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("state/data.pkl", bomb)
+            archive.writestr("state/version", "3")
+    with pytest.raises(ModelContractError, match="holds more than 16,777,216 values"):
+        load_checkpoint(path, allow_pickle=False)
+
+
+def test_an_xml_file_keeps_nothing_from_one_batch_to_the_next(tmp_path, refuse):
+    openvino = pytest.importorskip("openvino")
+    operations = openvino.opset13
+    shape = [1, 1, *PATCH]
+    patch = operations.parameter(shape, np.float32)
+    former = operations.read_value(operations.constant(np.zeros(shape, np.float32)), "sum")
+    total = operations.add(patch, former)
+    network = openvino.Model([total.output(0)], [operations.assign(total, "sum")], [patch])
+    openvino.save_model(network, tmp_path / "net.xml", False)
+    model = of_file(tmp_path / "net.xml") | {"output_channels": 1}
+    assert "keeps sum from one batch to the next" in refuse(model, engine="openvino")
 
 
 def test_files_that_are_exchanged_while_they_are_loaded(tmp_path, refuse):

@@ -1,6 +1,8 @@
 """Packages of networks from strangers: what they bring only computes, and says what it means."""
 
 import warnings
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import bioimageio_packages
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from beam_inference.errors import ModelContractError
+from beam_inference.launch.new_job import describe_package
 from beam_inference.launch.package_trial import try_package
 from beam_inference.models.packages import Recipe, open_package
 
@@ -211,3 +214,218 @@ def test_a_network_that_is_not_its_packages_fails_the_test(
     folder = cellmap_packages.make_package(tmp_path, content)
     with pytest.raises(ModelContractError, match=message):
         try_package(str(folder), None)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("net.pt", "expected a name with the suffix .onnx"),
+        ("evil.py:network", "expected a name with the suffix .onnx"),
+        ("../outside.onnx", "expected the plain path of a file in the package"),
+        ("absent.onnx", "there is no such file"),
+    ],
+)
+def test_what_a_package_calls_onnx_is_taken_for_nothing_else(
+    source: str, message: str, tmp_path: Path
+) -> None:
+    """A job would take the file for what its name says: a program, or a factory."""
+    trace = tmp_path / "trace"
+    description = bioimageio_packages.described(weights={"onnx": {"source": source}})
+    folder = bioimageio_packages.make_package(tmp_path / "package", description)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is an old form
+        torch.jit.save(torch.jit.script(SavesAtOnce(str(trace))), folder / "net.pt")
+    (folder / "evil.py").write_text(f"open({str(trace)!r}, 'w')\ndef network():\n    pass\n")
+    (folder / "evil.py:network").touch()
+    (tmp_path / "outside.onnx").touch()
+    trace.unlink(missing_ok=True)  # scripting may have made it
+    for use in (describe_package, try_package):
+        with pytest.raises(ModelContractError, match=message):
+            use(str(folder), None)
+    assert not trace.exists()
+
+
+def rewrite(path: Path, change: Callable[[str, bytes], tuple[str, bytes]]) -> None:
+    """Change names and contents of the members of an archive."""
+    with zipfile.ZipFile(path) as archive:
+        members = [change(name, archive.read(name)) for name in archive.namelist()]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+
+
+def load_torchscript(folder: Path) -> None:
+    with open_package(folder) as package:
+        package.network.load(is_trusted=False)
+
+
+def test_a_method_that_runs_at_once_is_found_whatever_the_case_of_its_file(tmp_path: Path) -> None:
+    """PyTorch finds the members of an archive whatever the case of their names."""
+    trace = tmp_path / "trace"
+    folder = cellmap_packages.make_package(tmp_path / "package", network=SavesAtOnce(str(trace)))
+    rewrite(folder / "model.ts", lambda name, content: (name.replace(".py", ".PY"), content))
+    trace.unlink(missing_ok=True)  # scripting may have made it
+    with pytest.raises(ModelContractError, match="__setstate__"):
+        load_torchscript(folder)
+    assert not trace.exists()
+
+
+class ReadsBeyond(torch.nn.Module):
+    """Calls an operator with fewer statistics than there are channels."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        one = torch.ones(1)
+        wide = torch.ones([1, 1000, 4])
+        answer = torch._native_batch_norm_legit(wide, one, one, one, one, False, 0.1, 1e-5)
+        return batch + answer[0].sum()
+
+
+class Unsafe(torch.nn.Module):
+    """Makes a sparse tensor whose indices nobody checks."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        indices = torch.ones([1, 1], dtype=torch.int64) * 1000000
+        sparse = torch.ops.aten._sparse_coo_tensor_unsafe(indices, torch.ones(1), [4])
+        return batch + sparse.to_dense().sum()
+
+
+class Draws(torch.nn.Module):
+    """Sets the seed of the whole process."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)
+        return batch
+
+
+class Counts(torch.nn.Module):
+    """Answers otherwise after fifty batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return batch + float(self.count > 50)
+
+
+class CountsInPlace(torch.nn.Module):
+    """Adds to a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.total.add_(1)
+        return batch + self.total
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (ReadsBeyond(), "calls aten::_native_batch_norm_legit"),
+        (Unsafe(), "calls aten::_sparse_coo_tensor_unsafe"),
+        (Draws(), "calls aten::manual_seed"),
+        (Counts(), "keeps 'count' from one batch to the next"),
+        (CountsInPlace(), "keeps 'total' from one batch to the next"),
+    ],
+)
+def test_torchscript_of_a_package_stays_within_its_tensors(
+    network: torch.nn.Module, message: str, tmp_path: Path
+) -> None:
+    folder = cellmap_packages.make_package(tmp_path, network=network)
+    with pytest.raises(ModelContractError, match=message):
+        load_torchscript(folder)
+
+
+class Plain(torch.nn.Module):
+    """Has one tensor."""
+
+    def __init__(self, value: object = None) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch
+
+
+def test_torchscript_of_a_package_holds_no_object_of_pytorch_s_own(tmp_path: Path) -> None:
+    """Such an object is made of the file's numbers by code of its own, as the file is loaded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that quantised tensors are an old form
+        weight = torch.quantize_per_tensor(torch.zeros(1, 1, 3, 3), 0.1, 0, torch.qint8)
+        packed = torch.ops.quantized.conv2d_prepack(weight, None, [1, 1], [0, 0], [1, 1], 1)
+        folder = cellmap_packages.make_package(tmp_path, network=Plain(packed))
+    with pytest.raises(ModelContractError, match="neither tensors nor its own"):
+        load_torchscript(folder)
+
+
+DEEP = 300_000
+
+
+@pytest.mark.parametrize(
+    ("suffix", "old", "new"),
+    [
+        (".py", b"return batch", b"return " + b"(" * DEEP + b"batch" + b")" * DEEP),
+        (".py", b"return batch", b"return " + b"-" * DEEP + b"batch"),
+        (".py", b"return batch", b"return batch" + b"+batch" * DEEP),
+        ("data.pkl", None, b"\x80\x02" + b"]" * DEEP + b"a" * (DEEP - 1) + b"."),
+        ("constants.pkl", None, b"\x80\x02(" + b"]" * DEEP + b"a" * (DEEP - 1) + b"t."),
+    ],
+)
+def test_what_would_end_the_process_is_refused(
+    suffix: str, old: bytes | None, new: bytes, tmp_path: Path
+) -> None:
+    """PyTorch's parsers follow values inside values until their stack ends."""
+    folder = cellmap_packages.make_package(tmp_path, network=Plain())
+
+    def change(name: str, content: bytes) -> tuple[str, bytes]:
+        if not name.endswith(suffix):
+            return name, content
+        assert old is None or old in content
+        return name, new if old is None else content.replace(old, new)
+
+    rewrite(folder / "model.ts", change)
+    with pytest.raises(ModelContractError, match="on more than"):
+        load_torchscript(folder)
+
+
+def in_module(name: str) -> list[dict[str, object]]:
+    """The transforms of a bundle, of classes that it brings itself."""
+    return [each | {"_target_": f"{name}.{each['_target_']}"} for each in monai_bundles.TRANSFORMS]
+
+
+OWN_INFERER = {"_target_": "scripts.mine.SlidingWindowInferer"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (monai_bundles.config(in_module("scripts.mine")), "mine.LoadImaged, which is not MONAI's"),
+        (monai_bundles.config(inferer=OWN_INFERER), "which is not MONAI's"),
+        (
+            monai_bundles.config([{"_target_": "EnsureTyped", "keys": "image", "dtype": "int8"}]),
+            "makes 'int8' of the values",
+        ),
+        (monai_bundles.config(dataset={"transform": "@other"}), "dataset.transform is '@other'"),
+        (monai_bundles.config(evaluator={"inferer": OWN_INFERER}), "evaluator.inferer is"),
+        (monai_bundles.config(**{"+preprocessing": {"transforms": []}}), "changes another part"),
+    ],
+)
+def test_a_bundle_of_which_its_tool_runs_something_else_is_refused(
+    content: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelContractError, match=message):
+        describe(monai_bundles.make_bundle(tmp_path, content))
+
+
+def test_a_bundle_may_name_its_parts_in_full(tmp_path: Path) -> None:
+    transforms = in_module("monai.transforms")
+    parts = {"inferer": "@inferer", "network": "@network", "postprocessing": "@postprocessing"}
+    content = monai_bundles.config(
+        transforms, evaluator=parts, dataset={"transform": "@preprocessing"}
+    )
+    named = describe(monai_bundles.make_bundle(tmp_path / "named", content))
+    plain = describe(monai_bundles.make_bundle(tmp_path / "plain", monai_bundles.config()))
+    assert named.settings == plain.settings

@@ -102,7 +102,16 @@ def test_a_server_that_does_not_answer_is_told(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "path",
-    ["hf://mito", "hf://a/b/c", "hf://../b", "hf://a/b@", "hf://a/b@-x", "hf://a/..", "hf:a/b"],
+    [
+        "hf://mito",
+        "hf://a/b/c",
+        "hf://../b",
+        "hf://a/b@",
+        "hf://a/b@-x",
+        "hf://a/..",
+        "hf:a/b",
+        "hf://a/b@main/../../../../../c",
+    ],
 )
 def test_addresses_that_are_none_are_refused(path):
     with pytest.raises(ModelContractError, match="expected hf://organisation/repository"):

@@ -297,6 +297,15 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_then_begun_anew(folder, one
     assert all(torch.equal(weights[key], again[key]) for key in weights)
 
 
+def test_a_checkpoint_with_sparse_tensors_is_refused(folder, one_thread):
+    train(parse_training(values(steps=1), folder))
+    path = folder / "trained" / CHECKPOINT
+    more = {"more": [torch.ones(2).to_sparse()]}
+    torch.save(torch.load(path, weights_only=True) | more, path)
+    with pytest.raises(StateError, match="no checkpoint that can be read"):
+        train(parse_training(values(steps=1), folder))
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
