@@ -431,10 +431,11 @@ def _storage() -> str:
         )
     lines.append(
         "\nSo zarr and OME-Zarr outputs are compressed by zstd at level 1, floating-point numbers "
-        "shuffled before\nit, and N5, which has the same codecs and was not measured. Precomputed "
-        "volumes are stored as they\nare unless `output.shard_shape` is given: then by gzip, which "
-        "halves integers and is slow to write.\nLabels take the fewest bytes as "
-        "`compressed_segmentation` in shards."
+        "shuffled before\nit, and N5, which has the same codecs and was not measured. New "
+        "precomputed outputs have shards of\nup to eight blocks, as far as chunks are made of "
+        "them, packed by gzip: jobs pack at lower levels than\nTensorStore, whose shards are in "
+        "the table. Labels of uint32 and uint64 are `compressed_segmentation`\nin them, which "
+        "takes the fewest bytes. What was begun stays as it is."
     )
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ import base64
 import io
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,13 @@ _PICTURE = "viewer.display.draw(); return viewer.display.canvas.toDataURL().spli
 
 
 @contextmanager
-def served(folders: Mapping[str, Path], state: StateAt) -> Iterator[str]:
-    """Serve the viewer, and yield its URL."""
+def served(
+    folders: Mapping[str, Path], state: StateAt, log: Callable[[Any], None] | None = None
+) -> Iterator[str]:
+    """Serve the viewer, and yield its URL; ``log`` is given each request's handler."""
     application, token = viewer_application(client_folder(), folders, state)
+    if log is not None:
+        application.settings["log_function"] = log
     socket, *_ = sockets = bind_sockets(0, "127.0.0.1")
     started = threading.Event()
     loop = asyncio.new_event_loop()

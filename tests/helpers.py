@@ -108,7 +108,12 @@ def job_values(
     """A small job as nested dicts: identity over small patches, with the keys of ``sections``."""
     values: dict[str, Any] = {
         "input": {"path": str(source)},
-        "output": {"path": str(output), "dtype": "float32", "block_shape": [16, 16, 16]},
+        "output": {
+            "path": str(output),
+            "dtype": "float32",
+            "block_shape": [16, 16, 16],
+            "shard_shape": None,  # so that tests can count blocks, and damage one
+        },
         "model": {"path": "identity"},
         "inference": {
             "patch_shape": [8, 16, 16],

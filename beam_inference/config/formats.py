@@ -6,7 +6,7 @@ A format is one value of :class:`Format`, installed under its name as an entry p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -83,6 +83,10 @@ def _no_files(_: OutputSpec) -> dict[str, Json]:
     return {}
 
 
+def _no_shards(_shape: Zyx, _block_shape: Zyx) -> Sequence[Zyx]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class ProvenancePlace:
     """Where the metadata of a volume tell how it was made: a list in one JSON file.
@@ -120,7 +124,10 @@ class Format:
         has_offset: whether it may start at other voxels than 0.
         has_shards: whether many blocks may lie in one file.
         clips_shards: whether shards end with the volume's last block.
+        usual_shards: shapes, ZYX, of the shards that a new volume may have where none is asked for,
+            the smallest first, from the volume's shape and a block's; none for a file a block.
         encodings: beside "raw", how blocks may be encoded, and the dtypes that each takes.
+        label_encoding: encoding of labels where none is asked for, if it takes their dtype.
         unread_dtypes: dtypes that it could hold, but readers do not understand.
         viewer: Neuroglancer's name of the format of its arrays; None where it has none.
         provenance: where its metadata tell how a volume was made; None where they have no place
@@ -140,10 +147,23 @@ class Format:
     has_offset: bool = False
     has_shards: bool = False
     clips_shards: bool = False
+    usual_shards: Callable[[Zyx, Zyx], Sequence[Zyx]] = _no_shards
     encodings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    label_encoding: str = "raw"
     unread_dtypes: tuple[str, ...] = ()
     viewer: str | None = None
     provenance: ProvenancePlace | None = None
+
+    def usual_encoding(self, dtype: str, channels: int, *, labels: bool) -> str:
+        """Encoding of the blocks of a new volume where none is asked for.
+
+        Args:
+            dtype: name of the stored dtype.
+            channels: number of channels.
+            labels: whether values are names of objects.
+        """
+        takes_labels = dtype in self.encodings.get(self.label_encoding, ())
+        return self.label_encoding if labels and channels == 1 and takes_labels else "raw"
 
     @property
     def kind(self) -> str:

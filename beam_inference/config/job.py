@@ -1085,7 +1085,7 @@ class JobConfig(Model):
 
     def _check_output(self) -> None:
         channels = self.output_channels  # raises what the operators cannot do
-        if self.output.encoding != "raw" and channels != 1:
+        if self.output.encoding not in ("auto", "raw") and channels != 1:
             raise ValueError(
                 f"output.encoding: {self.output.encoding} is for one channel (readers disagree "
                 f"about the order of more), and there are {channels}"

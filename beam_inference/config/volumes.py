@@ -382,6 +382,12 @@ class Pyramid(Model):
         return self
 
 
+_ShardShape = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[Shape | None, Tag("shape")],
+    Discriminator(lambda value: "auto" if value == "auto" else "shape"),
+]
+
+
 def _as_pyramid(value: object) -> object:
     if value is True:
         return {}
@@ -413,17 +419,20 @@ class Output(Model):
     block_shape: Shape = Field(
         (64, 64, 64), description="voxels of a storage block, ZYX: what a reader fetches"
     )
-    shard_shape: Shape | None = Field(
-        None,
+    shard_shape: _ShardShape = Field(
+        "auto",
         description=(
             "voxels of a shard, ZYX: a file of many blocks, written whole; precomputed, zarr3, "
-            "ome_zarr"
+            "ome_zarr. null: a file a block. auto: of a new precomputed volume, up to 8 blocks, as "
+            "chunks allow; of others a file a block. An existing output keeps what it has"
         ),
     )
-    encoding: Literal["raw", "jpeg", "png", "compressed_segmentation"] = Field(
-        "raw",
+    encoding: Literal["auto", "raw", "jpeg", "png", "compressed_segmentation"] = Field(
+        "auto",
         description=(
-            "of precomputed blocks; jpeg is lossy, and what receipts tell is of what reads back"
+            "of precomputed blocks; jpeg is lossy, and what receipts tell is of what reads back. "
+            "auto: compressed_segmentation of labels of uint32 and uint64, else raw. An existing "
+            "output keeps what it has"
         ),
     )
     channel_axis: ChannelAxis = Field(
@@ -483,8 +492,13 @@ class Output(Model):
 
     @property
     def write_shape(self) -> Zyx:
-        """Shape ZYX that is written whole by one chunk: a shard if there are any, else a block."""
-        return self.shard_shape or self.block_shape
+        """Shape ZYX that is written whole by one chunk: a shard if there are any, else a block.
+
+        As long as ``auto`` is not decided it is a block.
+        """
+        if self.shard_shape is None or self.shard_shape == "auto":
+            return self.block_shape
+        return self.shard_shape
 
     def _check_value_range(self) -> None:
         if self.value_range is None:
@@ -500,7 +514,9 @@ class Output(Model):
             )
 
     def _check_format(self, format: Format) -> None:
-        if self.encoding != "raw" and self.dtype not in format.encodings.get(self.encoding, ()):
+        if self.encoding not in ("auto", "raw") and self.dtype not in format.encodings.get(
+            self.encoding, ()
+        ):
             takers = [each for each in installed_formats() if self.encoding in each.encodings]
             dtypes = sorted({dtype for each in takers for dtype in each.encodings[self.encoding]})
             raise ValueError(
@@ -514,7 +530,7 @@ class Output(Model):
             )
 
     def _check_shards(self, format: Format) -> None:
-        if self.shard_shape is None:
+        if self.shard_shape is None or self.shard_shape == "auto":
             return
         if not format.has_shards:
             raise ValueError(

@@ -34,6 +34,15 @@ def check_alignment(
         _check_stop(chunks.roi, block_shape[axis], bounds, volume, axis)
 
 
+def is_aligned(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox) -> bool:
+    """Whether every storage block of an output is written, whole, by exactly one chunk."""
+    try:
+        check_alignment(chunks, block_shape, bounds, bounds)
+    except AlignmentError:
+        return False
+    return True
+
+
 def _check_chunk_shape(chunk_shape: Zyx, block_shape: Zyx, axis: int) -> None:
     chunk = chunk_shape[axis]
     block = block_shape[axis]

@@ -194,11 +194,13 @@ def describe_output(
     """Describe the output that a job file asks for.
 
     Args:
-        config: the job file.
+        config: the job file, with encoding and shards decided.
         bounds: the output's bounding box.
         voxel_size_nm: its voxel size, ZYX.
     """
     output = config.output
+    assert output.encoding != "auto", "a launch has decided it"
+    assert output.shard_shape != "auto", "a launch has decided it"
     return OutputSpec(
         url=output.path,
         format=output.format,

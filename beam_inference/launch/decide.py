@@ -7,21 +7,26 @@ resolved it. What an earlier launch has chosen is kept, because another choice w
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from beam_inference.config.definite import DefiniteNormalize, Settings
 from beam_inference.config.devices import TRAITS, DefiniteDevice, kind_of
 from beam_inference.config.engines import CHOOSE
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import INTEGER_DTYPES
-from beam_inference.config.job import BatchSize, JobConfig
+from beam_inference.config.formats import get_format
+from beam_inference.config.job import OUTPUT, BatchSize, JobConfig
 from beam_inference.config.normalize import Normalize, Statistics, levels_files, rename_levels
-from beam_inference.config.volumes import Bounds, LevelsBox
+from beam_inference.config.volumes import Bounds, LevelsBox, Output
 from beam_inference.engines.choice import runs_on_cpu_only
 from beam_inference.engines.devices import find_accelerator
 from beam_inference.environment import usable_cores
 from beam_inference.errors import ConfigError, ModelContractError, VolumeError
+from beam_inference.geometry.alignment import is_aligned
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import bound_after_trial
+from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.plan import Strategy
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.geometry import common_write_shape
@@ -32,9 +37,12 @@ from beam_inference.models.loading import gives_function
 from beam_inference.operators.level_steps import definite_normalization
 from beam_inference.operators.levels import Levels, load_levels
 from beam_inference.volumes.kvstores import read_file
+from beam_inference.volumes.outputs import BlockLayout, stored_layout
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
+
+AnyOutput = TypeVar("AnyOutput", bound=Output)
 
 _THREADS_PER_CORE = 16
 _THREADS_ANYWHERE = 64
@@ -277,6 +285,87 @@ def _preliminary_chunk_shape(config: JobConfig, earlier: ResolvedJob | None) -> 
     if chunk_shape != "auto":
         return chunk_shape
     return common_write_shape(config) if earlier is None else earlier.config.inference.chunk_shape
+
+
+def decide_layout(
+    config: JobConfig, bounds: BoundingBox, written: BoundingBox, earlier: JobConfig | None
+) -> BlockLayout:
+    """Choose how the blocks of an output are encoded and packed into shards, where that is open.
+
+    An existing volume keeps what it has, and an earlier launch's choice is kept.
+
+    Args:
+        config: the job file, as if it wrote this output alone.
+        bounds: the output's bounding box.
+        written: what the job writes of it.
+        earlier: the same of an earlier launch, if there was one.
+
+    Raises:
+        VolumeError: the existing volume cannot be opened.
+    """
+    output = config.output
+    encoding = output.encoding
+    shard_shape = output.shard_shape
+    if encoding != "auto" and shard_shape != "auto":
+        return BlockLayout(encoding, shard_shape)
+    if earlier is not None:
+        usual = decide_layout(earlier, bounds, written, None)
+    else:
+        existing = stored_layout(output.path, output.format, config.storage)
+        usual = existing or _usual_layout(config, bounds, written)
+    return BlockLayout(
+        usual.encoding if encoding == "auto" else encoding,
+        usual.shard_shape if shard_shape == "auto" else shard_shape,
+    )
+
+
+def with_layouts(config: JobConfig, layouts: Mapping[str, BlockLayout]) -> JobConfig:
+    """The job with encodings and shards that were decided, by the keys of the outputs."""
+
+    def changed(key: str, output: AnyOutput) -> AnyOutput:
+        layout = layouts.get(key)
+        if layout is None:
+            return output
+        values = {"encoding": layout.encoding, "shard_shape": layout.shard_shape}
+        return output.model_copy(update=values)
+
+    outputs = {name: changed(f"outputs.{name}", each) for name, each in config.outputs.items()}
+    output = changed(OUTPUT, config.output)
+    return config.model_copy(update={"output": output, "outputs": outputs})
+
+
+def keep_layouts(config: JobConfig, earlier: ResolvedJob) -> JobConfig:
+    """Put into the job the encodings and shards of its first launch, where it leaves them open."""
+    before = earlier.config.by_output
+    layouts = {
+        key: decide_layout(single, earlier.output_bounds, earlier.roi, before[key])
+        for key, single in config.by_output.items()
+        if key in before
+    }
+    return with_layouts(config, layouts)
+
+
+def _usual_layout(config: JobConfig, bounds: BoundingBox, written: BoundingBox) -> BlockLayout:
+    return BlockLayout(_usual_encoding(config), _usual_shards(config, bounds, written))
+
+
+def _usual_encoding(config: JobConfig) -> str:
+    output = config.output
+    return get_format(output.format).usual_encoding(
+        output.dtype, config.output_channels, labels=config.gives_labels
+    )
+
+
+def _usual_shards(config: JobConfig, bounds: BoundingBox, written: BoundingBox) -> Zyx | None:
+    """The largest of the format's usual shards of which chunks write whole ones; None for none."""
+    output = config.output
+    usual = get_format(output.format).usual_shards(bounds.shape, output.block_shape)
+    chunk_shape = config.inference.chunk_shape
+    for shape in reversed(usual):
+        chunks = ChunkGrid(written, shape if chunk_shape == "auto" else chunk_shape)
+        if is_aligned(chunks, shape, bounds):
+            return shape
+    return None
 
 
 def decide_value_range(config: JobConfig) -> tuple[float, float] | None:

@@ -75,6 +75,7 @@ from beam_inference.volumes.kvstores import is_within, place_of_url
 from beam_inference.volumes.mask import Mask
 from beam_inference.volumes.outputs import (
     LOSSY,
+    BlockLayout,
     check_output,
     default_bounds,
     open_output,
@@ -369,7 +370,11 @@ def plan_job(
             f"stop exclusive{_of_voxels(volume, voxels)}). The part inside is "
             f"{roi.intersection(voxels.bounds)}."
         )
-    main, *others = _find_outputs(config, volume, voxels, roi).items()
+    outputs = _find_outputs(config, volume, voxels, roi, earlier)
+    specs = {key: each.spec for key, each in outputs.items()}
+    layouts = {key: BlockLayout(spec.encoding, spec.shard_shape) for key, spec in specs.items()}
+    config = decide.with_layouts(config, layouts)
+    main, *others = outputs.items()
     settings = decide.decide_settings(config, place, normalize, earlier)
     hashes = _check_operators(config)
     job = PlannedJob(
@@ -490,14 +495,19 @@ def _of_voxels(volume: InputVolume, voxels: OutputVoxels) -> str:
 
 
 def _find_outputs(
-    config: JobConfig, volume: InputVolume, voxels: OutputVoxels, roi: BoundingBox
+    config: JobConfig,
+    volume: InputVolume,
+    voxels: OutputVoxels,
+    roi: BoundingBox,
+    earlier: ResolvedJob | None,
 ) -> dict[str, PlannedOutput]:
     """Describe the outputs, by their keys; all have the bounds of the first."""
+    before = {} if earlier is None else earlier.config.by_output
     found: dict[str, PlannedOutput] = {}
     for key, single in config.by_output.items():
         bounds = found[OUTPUT].spec.bounds if found else None
         try:
-            found[key] = _find_output(single, volume, voxels, roi, bounds)
+            found[key] = _find_output(single, volume, voxels, roi, bounds, before.get(key))
         except UserError as error:
             if key == OUTPUT:
                 raise
@@ -511,8 +521,18 @@ def _find_output(
     voxels: OutputVoxels,
     roi: BoundingBox,
     given: BoundingBox | None,
+    earlier: JobConfig | None,
 ) -> PlannedOutput:
-    """Describe an output; ``given`` are its bounds, if they are decided already."""
+    """Describe an output.
+
+    Args:
+        config: the job file, as if it wrote this output alone.
+        volume: the input.
+        voxels: those of the output.
+        roi: the box to produce.
+        given: the output's bounds, if they are decided already.
+        earlier: the same of an earlier launch, if there was one.
+    """
     output = config.output
     bounds = roi
     is_as_stored = voxels.bounds == volume.stored.bounds
@@ -534,6 +554,9 @@ def _find_output(
             "say 1 nm"
         )
     size = voxel_size or (1.0, 1.0, 1.0)
+    written = roi if config.input.box is None else bounds  # of a box whole shards are written
+    layout = decide.decide_layout(config, bounds, written, earlier)
+    config = decide.with_layouts(config, {OUTPUT: layout})
     spec = replace(describe_output(config, bounds, size), rest=voxels.rest)
     existing = open_output(spec)
     if existing is None:

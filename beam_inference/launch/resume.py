@@ -39,7 +39,7 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
     Raises:
         StateError: ``config`` is another job.
     """
-    config = decide.keep_levels_of_input(config, earlier)
+    config = decide.keep_layouts(decide.keep_levels_of_input(config, earlier), earlier)
     _check_same_voxels(config, earlier, url)
     check_same_engine(config, earlier, url)
     requested = config.model.normalize

@@ -20,7 +20,6 @@ from beam_inference.volumes.outputs import check_output, default_bounds, open_ou
 from beam_inference.volumes.volume import Volume
 
 _BLOCK_SIDE = 64
-_LABEL_ENCODING = "compressed_segmentation"
 _MOST_VOXELS = 2**31
 """Voxels that a chunk may have: its labels have 32 bits."""
 
@@ -116,16 +115,17 @@ def plan_output(
         )
     bounds = volume.bounds
     assert volume.voxel_size_nm is not None
+    dtype = "uint32" if bounds.size < 2**32 else "uint64"
     output = OutputSpec(
         url=target,
         format=format,
-        dtype="uint32" if bounds.size < 2**32 else "uint64",
+        dtype=dtype,
         channels=1,
         bounds=default_bounds(format, bounds, "convert what is written to this format with --pad"),
         block_shape=layout.block_shape or _default_block(volume, side),
         voxel_size_nm=volume.voxel_size_nm,
         storage=storage,
-        encoding=_LABEL_ENCODING if _LABEL_ENCODING in get_format(format).encodings else "raw",
+        encoding=get_format(format).usual_encoding(dtype, 1, labels=True),
         shard_shape=layout.shard_shape,
         labels=True,
         rest=volume.origin.rest,

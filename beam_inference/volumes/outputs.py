@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import tensorstore as ts
 
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import OutputSpec, get_format, offset_formats
+from beam_inference.config.storage import Storage
+from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import AT_ZERO, Origin, pad_to_zero
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.volumes.conditional_writes import change_json
 from beam_inference.volumes.detection import StoredVolume, volume_at
 from beam_inference.volumes.kvstores import kvstore_spec, one_line, open_kvstore, open_with
-from beam_inference.volumes.opening import as_volume
+from beam_inference.volumes.opening import as_volume, open_source
+from beam_inference.volumes.sharding import stored_shard_shape
 from beam_inference.volumes.volume import Volume
 
 _UNIT_DIGITS = 1e-5
@@ -77,6 +82,36 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
     volume = _open(spec, create=False, keep_blank=keep_blank).place_at(_origin_in(stored, spec))
     _check_same(spec, volume)
     return volume
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """How the blocks of a volume are stored.
+
+    Attributes:
+        encoding: of each block, see :class:`~beam_inference.config.formats.OutputSpec`.
+        shard_shape: ZYX; None for a file a block.
+    """
+
+    encoding: str
+    shard_shape: Zyx | None
+
+
+def stored_layout(url: str, format: str, storage: Storage) -> BlockLayout | None:
+    """How the blocks of an existing volume are stored; None if there is none of that format.
+
+    Raises:
+        VolumeError: it cannot be opened.
+    """
+    stored = volume_at(url, storage)
+    if stored is None or stored.driver != get_format(format).kind:
+        return None
+    volume = open_source(VolumeSource(url, storage=storage), check_blocks=False)
+    shard_shape = volume.block_shape if volume.block_shape != volume.read_shape else None
+    scale = volume.precomputed_scale
+    if scale is not None and scale.get("sharding"):
+        shard_shape = stored_shard_shape(scale)
+    return BlockLayout(volume.encoding or "raw", shard_shape)
 
 
 def _origin_in(stored: StoredVolume, spec: OutputSpec) -> Origin:

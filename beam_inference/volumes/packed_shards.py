@@ -1,8 +1,8 @@
 """Writes shards of precomputed volumes whose blocks are packed by gzip.
 
-TensorStore packs the blocks of a shard at zlib's highest level and knows no other: measured by
-``benchmarks/storage.py``, that takes ten times as long as the levels chosen here, for a few bytes
-in a hundred. So blocks are packed here, and TensorStore puts them into a shard.
+TensorStore packs the blocks of a shard at zlib's highest level and knows no other. That takes
+several times as long as the levels chosen here, for a few bytes in a hundred. So blocks are packed
+here, and TensorStore puts them into a shard.
 """
 
 from __future__ import annotations

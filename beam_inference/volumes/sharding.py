@@ -108,11 +108,9 @@ def shards_in(scale: Json, box: BoundingBox) -> Iterator[tuple[str, BoundingBox]
         return
     bounds, block_shape = _bounds_and_blocks(scale)
     sharding = scale["sharding"]
-    low = sharding["preshift_bits"] + sharding["minishard_bits"]
-    shapes = shard_shapes(bounds.shape, block_shape)
-    # there may be more bits than blocks
-    shards = ChunkGrid(bounds, shapes[min(low, len(shapes) - 1)])
+    shards = ChunkGrid(bounds, stored_shard_shape(scale))
     blocks = ChunkGrid(bounds, block_shape).shape
+    low = _low_bits(sharding)
     for position in _positions(shards, box):
         part = shards.core_box(shards.index(position)).intersection(box)
         steps = zyx.triple(
@@ -120,6 +118,19 @@ def shards_in(scale: Json, box: BoundingBox) -> Iterator[tuple[str, BoundingBox]
         )
         number = _morton(steps, blocks) >> low
         yield f"{scale['key']}/{number:0{ceil_div(sharding['shard_bits'], 4)}x}.shard", part
+
+
+def stored_shard_shape(scale: Json) -> Zyx:
+    """Shape of the shards of a scale, ZYX; where the last end does not count."""
+    bounds, block_shape = _bounds_and_blocks(scale)
+    shapes = shard_shapes(bounds.shape, block_shape)
+    # there may be more bits than blocks
+    return shapes[min(_low_bits(scale["sharding"]), len(shapes) - 1)]
+
+
+def _low_bits(sharding: Json) -> int:
+    """How many bits of the numbers of a shard's blocks differ."""
+    return int(sharding["preshift_bits"] + sharding["minishard_bits"])
 
 
 def numbered_blocks(scale: Json, box: BoundingBox) -> Iterator[tuple[int, BoundingBox]]:

@@ -22,6 +22,8 @@ def fingerprint_of(sections, **keys):
     config = parse_job(values, Path("/data")).model_dump(mode="json")
     if config["inference"]["seams"] == "exact" and config["inference"]["strategy"] == "auto":
         config["inference"]["strategy"] = "recompute"  # what the default was
+    if config["output"]["encoding"] == "auto":
+        config["output"]["encoding"] = "raw"  # what the default was
     box = BoundingBox((0, 0, 0), (64, 64, 64))
     job = {
         "config": config,

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 
 from beam_inference.config.fields import LABEL_DTYPES, Json
 from beam_inference.config.formats import Format, OutputSpec, ProvenancePlace
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.volumes.provenance import KEY, list_of_objects
-from beam_inference.volumes.sharding import precomputed_sharding
+from beam_inference.volumes.sharding import precomputed_sharding, shard_shapes
 
 _JPEG_QUALITY = 95
 _LABEL_BLOCK = (8, 8, 8)
+_USUAL_BITS = 3
+"""Shards hold at most two to this power blocks where none are asked for; see performance.md."""
 _BY = "beam-inference"
 """Who made a step of processing; others write an address of mail there."""
 
@@ -52,6 +55,14 @@ def _scale(spec: OutputSpec) -> Json:
             spec.bounds.shape, spec.block_shape, spec.shard_shape
         )
     return scale
+
+
+def _usual_shards(shape: Zyx, block_shape: Zyx) -> list[Zyx]:
+    """Shards of 1, 2, 4 or 8 blocks: few enough to be written at once, with few seams to pass on.
+
+    A shard of one block is packed by gzip, too, which a block without a shard is not.
+    """
+    return shard_shapes(shape, block_shape)[: _USUAL_BITS + 1]
 
 
 def _entries(content: Json) -> list[Json]:
@@ -103,11 +114,13 @@ PRECOMPUTED = Format(
     has_offset=True,
     has_shards=True,
     clips_shards=True,
+    usual_shards=_usual_shards,
     encodings={
         "jpeg": ("uint8",),
         "png": ("uint8",),
         "compressed_segmentation": LABEL_DTYPES,
     },
+    label_encoding="compressed_segmentation",
     unread_dtypes=("int8", "int16"),
     viewer="precomputed",
     provenance=ProvenancePlace("provenance", _entries, _with_entries),
