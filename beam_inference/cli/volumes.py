@@ -50,7 +50,7 @@ class ConvertOptions(PipelineOptions):
     labels: bool
     voxel_size: VoxelSizeNm | None
     offset: Zyx | None
-    drop: str
+    drop: list[str]
     pad: bool
     overwrite: bool
 
@@ -98,9 +98,10 @@ def _add_source_and_target(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drop",
-        default="",
+        action="append",
+        default=[],
         metavar="WHAT",
-        help="what OUT may lose: offset, voxel-size, or both with a comma",
+        help="what OUT may lose: offset, voxel-size, or both with a comma; repeated ones add up",
     )
     parser.add_argument(
         "--pad",
@@ -181,7 +182,7 @@ class ResampleOptions(PipelineOptions):
     block_shape: Zyx | None
     shard_shape: Zyx | None
     encoding: str | None
-    drop: str
+    drop: list[str]
     pad: bool
     overwrite: bool
 
@@ -273,7 +274,7 @@ def _shared_options(options: ConvertOptions | ResampleOptions) -> ConversionOpti
         block_shape=options.block_shape,
         shard_shape=options.shard_shape,
         encoding=options.encoding,
-        drop=tuple(word for word in options.drop.split(",") if word),
+        drop=tuple(word for words in options.drop for word in words.split(",") if word),
         pad=options.pad,
         overwrite=options.overwrite,
         storage=storage_of_environment(LOCAL),

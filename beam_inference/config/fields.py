@@ -126,6 +126,12 @@ def unknown_key_hint(key: str, fields: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(fields)}"
 
 
+def meant_hint(name: str, known: Iterable[str]) -> str:
+    """The names that may have been meant by an unknown one, after a sentence; empty if none."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=2)
+    return f". Did you mean {' or '.join(sorted(close))}?" if close else ""
+
+
 INTEGER_DTYPES = ("uint8", "uint16", "int8", "int16")
 """Integer dtypes that a network's values are scaled to; float32 holds each of their values."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, GetJsonSchemaHandler, Strict
 from pydantic_core import CoreSchema
 
-from beam_inference.config.fields import Json
+from beam_inference.config.fields import Json, meant_hint
 from beam_inference.config.plugins import list_plugins, load_plugin, load_usable
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
@@ -180,6 +180,7 @@ def get_format(name: str) -> Format:
     if name not in list_plugins("formats"):
         raise ConfigError(
             f"'{name}' is not among the installed formats: {', '.join(list_plugins('formats'))}"
+            f"{meant_hint(name, list_plugins('formats'))}"
         )
     loaded = load_plugin("formats", name)
     if not isinstance(loaded, Format) or loaded.name != name:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from beam_inference.config.fields import meant_hint
 from beam_inference.config.formats import installed_formats
 from beam_inference.config.storage import Storage, check_url
 from beam_inference.conversion.block_conversion import BlockConversion, plan_block_conversion
@@ -137,8 +138,9 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
         if format in block_formats:
             options = replace(options, labels=options.labels or gives_labels)
             return plan_block_conversion(volume, source, target, box, format, options)
+    known = [*block_formats, *FILE_FORMATS]
     raise ConfigError(
-        f"--format {format}: expected one of {', '.join((*block_formats, *FILE_FORMATS))}"
+        f"--format {format}: expected one of {', '.join(known)}{meant_hint(format, known)}"
     )
 
 

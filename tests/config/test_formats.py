@@ -31,6 +31,10 @@ def test_every_installed_format_is_a_value_of_its_name():
     }
     with pytest.raises(ConfigError, match="'tiff' is not among the installed formats: n5, "):
         get_format("tiff")
+    with pytest.raises(ConfigError, match=r"\. Did you mean zarr2 or zarr3\?$"):
+        get_format("zarr")
+    with pytest.raises(ConfigError, match=r"Did you mean ome_zarr"):
+        get_format("OME-Zarr")
 
 
 def test_the_schema_lists_what_is_installed():

@@ -325,6 +325,10 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
         ([tmp_path / "f.npy", out, *SIZE, "--encoding=png"], "is for one channel"),
         ([tmp_path / "f.npy", out, *SIZE, "--labels"], "names of objects are integers"),
         ([folder, out, *SIZE, "--drop=offset"], "can hold everything"),
+        (
+            [folder, out, *SIZE, "--drop=offset", "--drop=voxel-size"],
+            "--drop offset,voxel-size: format precomputed can hold everything",
+        ),
         ([folder, f"{out}.npy", "--drop=colour"], "--drop colour: expected offset, voxel-size"),
         ([folder, f"{out}.npy", "--block_shape=8,8,8"], "has no blocks"),
         ([folder, f"{out}.npy", "--runner=DirectRunner"], "by this process alone"),
