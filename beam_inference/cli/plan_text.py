@@ -91,6 +91,9 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
             f"{spec.bounds}, {what}{spec.channels} channel(s) of {spec.dtype}, {spec.format}",
         )
         yield "", "exists already" if each.exists else "will be created"
+    for key, each in job.previews.items():
+        text = f"{each.spec.bounds}, {each.spec.dtype}, blocks of "
+        yield _name("preview", job.config.previews[key]), text + format_shape(each.spec.block_shape)
 
 
 def _precision_rows(job: PlannedJob) -> Iterator[Row]:
@@ -284,7 +287,7 @@ def plan_values(job: PlannedJob, pyramids: Mapping[str, Pyramid]) -> Json:
         "objects": whole.write_requests,
         "host_bytes_per_worker": memory.host_bytes,
         "device_bytes": memory.device_bytes,
-        "outputs": {key: _output_values(each) for key, each in job.outputs.items()},
+        "outputs": {key: _output_values(each) for key, each in job.volumes.items()},
         "pyramid": None if pyramid is None else pyramid_values(pyramid),
         "further_pyramids": {
             key: pyramid_values(each) for key, each in pyramids.items() if key != OUTPUT

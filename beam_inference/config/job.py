@@ -845,6 +845,38 @@ class JobConfig(Model):
         return [OUTPUT, *(f"outputs.{name}" for name in self.outputs)]
 
     @property
+    def previews(self) -> dict[str, str]:
+        """The keys of the outputs that have a preview, by the preview's own key."""
+        return {
+            f"{key}.preview": key
+            for key, single in self.by_output.items()
+            if single.output.preview is not None
+        }
+
+    @property
+    def written_keys(self) -> list[str]:
+        """The keys of all volumes that chunks are written to: outputs first, then previews."""
+        return [*self.output_keys, *self.previews]
+
+    def preview_scale(self, key: str) -> Zyx:
+        """Voxels of an output along each side of a voxel of a volume; 1 unless it is a preview."""
+        source = self.previews.get(key)
+        preview = None if source is None else self.by_output[source].output.preview
+        return (1, 1, 1) if preview is None else preview.scale
+
+    @property
+    def preview_range(self) -> tuple[float, float] | None:
+        """What maps onto the preview's full range; None if it has to be said, or there is none."""
+        preview = self.output.preview
+        if preview is None:
+            return None
+        if preview.value_range is not None:
+            return preview.value_range
+        if self.output_interval is not None:
+            return self.output_interval
+        return None if self.output_model.activation == "none" else (0.0, 1.0)
+
+    @property
     def by_output(self) -> dict[str, Self]:
         """The job for each of its outputs, as if it wrote that one alone.
 
@@ -1097,4 +1129,9 @@ class JobConfig(Model):
             raise ValueError(
                 f"output.value_range is needed to write {self.output.dtype} without an activation: "
                 "[low, high] of the network's values"
+            )
+        if self.output.preview is not None and self.preview_range is None:
+            raise ValueError(
+                f"output.preview.value_range is needed to write {self.output.preview.dtype} "
+                "without an activation: [low, high] of the output's values"
             )

@@ -24,7 +24,7 @@ from beam_inference.config.job import (
 )
 from beam_inference.config.normalize import Statistics, rename_levels
 from beam_inference.config.operators import Operator
-from beam_inference.config.volumes import Input, LevelsBox, Mask
+from beam_inference.config.volumes import Input, LevelsBox, Mask, Output, Preview
 from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import holds_credentials, shorten_text, shorten_value
@@ -241,13 +241,20 @@ def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
     def levels(path: str) -> str:
         return volume(path, "model.normalize")
 
+    def preview(output: Output, key: str) -> Preview | None:
+        section = output.preview
+        if section is None or section.path is None:
+            return section
+        return section.model_copy(update={"path": volume(section.path, f"{key}.preview.path")})
+
     def further(section: FurtherOutput, key: str) -> FurtherOutput:
         operators = [
             operator(each, f"{key}.postprocess.{number}")
             for number, each in enumerate(section.postprocess)
         ]
         path = volume(section.path, f"{key}.path")
-        return section.model_copy(update={"path": path, "postprocess": operators})
+        changes = {"path": path, "postprocess": operators, "preview": preview(section, key)}
+        return section.model_copy(update=changes)
 
     main, *keys = network_keys(job.model)
     state = job.job.state_path
@@ -272,7 +279,10 @@ def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
                 }
             ),
             "output": job.output.model_copy(
-                update={"path": volume(job.output.path, "output.path")}
+                update={
+                    "path": volume(job.output.path, "output.path"),
+                    "preview": preview(job.output, "output"),
+                }
             ),
             "model": network,
             "postprocess": [

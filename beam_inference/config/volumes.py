@@ -388,6 +388,32 @@ _ShardShape = Annotated[
 ]
 
 
+class Preview(Model):
+    """A small copy of a float32 output, in few values, for a viewer."""
+
+    scale: Shape = Field(
+        description="voxels of the output along each side of a voxel, ZYX; it divides blocks"
+    )
+    dtype: Literal["uint8", "uint16"] = "uint8"
+    value_range: Range | None = Field(
+        None,
+        description=(
+            "what maps onto the dtype's full range; default 0 to 1 after sigmoid or softmax"
+        ),
+    )
+    path: WritableUrl | None = Field(
+        None, description="URL or path; default that of the output with _preview at its end"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.value_range is not None and self.value_range[0] >= self.value_range[1]:
+            raise ValueError(
+                f"value_range {list(self.value_range)} must be [low, high] with low < high"
+            )
+        return self
+
+
 def _as_pyramid(value: object) -> object:
     if value is True:
         return {}
@@ -471,6 +497,17 @@ class Output(Model):
         ),
     )
 
+    preview: Preview | None = Field(
+        None, description="a small copy beside it, written in the same pass; of float32 outputs"
+    )
+
+    @property
+    def preview_path(self) -> str | None:
+        """URL or path of the preview; None if there is none."""
+        if self.preview is None:
+            return None
+        return self.preview.path or f"{self.path.rstrip('/')}_preview"
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_value_range()
@@ -478,6 +515,16 @@ class Output(Model):
             raise ValueError(
                 "resample has no effect as long as the output has the network's voxels: write "
                 "voxel_size_nm: input, or [z, y, x], or remove it"
+            )
+        if self.preview is not None and self.voxel_size_nm != "network":
+            raise ValueError(
+                "preview is of an output that has the network's voxels: remove preview or "
+                "voxel_size_nm"
+            )
+        if self.preview is not None and self.dtype != "float32":
+            raise ValueError(
+                f"preview is a copy of float32 values, and dtype is {self.dtype}: remove preview; "
+                "pyramid makes coarser scales of any dtype"
             )
         format = get_format(self.format)
         self._check_format(format)

@@ -18,6 +18,7 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Json
 from beam_inference.config.job import OUTPUT, Inference, Network
 from beam_inference.config.operators import Operator
+from beam_inference.config.volumes import Output
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import step_of
 from beam_inference.geometry.zyx import Zyx
@@ -120,16 +121,23 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         "mask": {}
         if config.mask is None
         else {**identify(config.mask), **_identify_origin("origin", job.mask_origins.get("mask"))},
-        "output": {**identify(config.output, without=places), **_identify_output_voxels(job)},
+        "output": {**_identify_output(config.output, places), **_identify_output_voxels(job)},
         **_identify_outputs(job, places),
     }
+
+
+def _identify_output(output: Output, places: frozenset[str]) -> Json:
+    values = identify(output, without=places)
+    if output.preview is not None:
+        values["preview"] = identify(output.preview, without=places)
+    return values
 
 
 def _identify_outputs(job: ResolvedJob, places: frozenset[str]) -> Json:
     """The further outputs, by their names; nothing where there are none, as in all first jobs."""
     outputs = {
         name: {
-            **identify(output, without=places | {"postprocess"}),
+            **_identify_output(output, places | {"postprocess"}),
             "postprocess": _identify_operators(job, f"outputs.{name}"),
         }
         for name, output in sorted(job.config.outputs.items())

@@ -17,7 +17,9 @@ def sweep_job_drafts(config: JobConfig, state_url: str) -> int:
     Returns:
         How many were removed.
     """
-    urls = [single.output.path for single in config.by_output.values()]
+    outputs = [single.output for single in config.by_output.values()]
+    urls = [output.path for output in outputs]
+    urls += [output.preview_path for output in outputs if output.preview_path is not None]
     removed = sum(map(sweep_drafts, urls))
     if is_within(place_of_url(state_url), place_of_url(config.output.path)):
         return removed

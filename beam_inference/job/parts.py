@@ -9,13 +9,15 @@ import numpy as np
 
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
-from beam_inference.config.formats import OutputSpec
+from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.config.normalize import Affine, Sections
 from beam_inference.config.volumes import Bounds, LevelsBox
 from beam_inference.errors import ConfigError
-from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry import zyx
+from beam_inference.geometry.bounding_box import AXES, BoundingBox
 from beam_inference.geometry.fill import source_sections
+from beam_inference.geometry.origin import NO_REST
 from beam_inference.geometry.resampling import Resampling
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.resolved_job import ResolvedJob
@@ -184,8 +186,62 @@ def make_normalization(
 
 
 def output_spec(job: ResolvedJob, key: str = OUTPUT) -> OutputSpec:
-    """Describe an output of a job, by its key in the job file."""
+    """Describe an output of a job, or the preview of one, by its key in the job file."""
+    source = job.config.previews.get(key)
+    if source is not None:
+        return describe_preview(job.config.by_output[source], output_spec(job, source))
     return describe_output(job.config.by_output[key], job.output_bounds, job.voxel_size_nm)
+
+
+def describe_preview(config: JobConfig, output: OutputSpec) -> OutputSpec:
+    """Describe the preview of an output: a block of it is made of what is written there at once.
+
+    Args:
+        config: the job file, as if it wrote this output alone.
+        output: the output.
+
+    Raises:
+        ConfigError: its cells would cut blocks of the output.
+    """
+    preview = config.output.preview
+    path = config.output.preview_path
+    assert preview is not None, "there is one"
+    assert path is not None, "there is one"
+    scale = preview.scale
+    for axis, (n, factor) in enumerate(zip(output.write_shape, scale, strict=True)):
+        if n % factor:
+            fits = [k for k in range(1, n + 1) if n % k == 0]
+            near = sorted(sorted(fits, key=lambda k: abs(k - factor))[:2])
+            raise ConfigError(
+                f"output.preview.scale {list(scale)} does not divide what is written at once of "
+                f"the output, {list(output.write_shape)} voxels (z, y, x): on {AXES[axis]}, two "
+                f"blocks would share a voxel of the preview. Nearest on {AXES[axis]}: "
+                f"{' or '.join(map(str, near))}; or change output.block_shape."
+            )
+        if output.bounds.start[axis] % factor:
+            raise ConfigError(
+                f"output.preview.scale {list(scale)}: the output starts at "
+                f"{list(output.bounds.start)} (z, y, x), which on {AXES[axis]} is no multiple of "
+                f"{factor}, so that a voxel of the preview would begin before it. Write a scale "
+                f"that divides {output.bounds.start[axis]}, or an output.bounds.start that "
+                f"{factor} divides."
+            )
+    block_shape = zyx.triple(n // k for n, k in zip(output.write_shape, scale, strict=True))
+    bounds = output.bounds.coarsen(scale)
+    z, y, x = (size * n for size, n in zip(output.voxel_size_nm, scale, strict=True))
+    shards = get_format(output.format).usual_shards(bounds.shape, block_shape)
+    return replace(
+        output,
+        url=path,
+        dtype=preview.dtype,
+        bounds=bounds,
+        block_shape=block_shape,
+        voxel_size_nm=(z, y, x),
+        encoding="raw",
+        shard_shape=shards[0] if shards else None,
+        labels=False,
+        rest=NO_REST,
+    )
 
 
 def describe_output(

@@ -29,7 +29,8 @@ def receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | None:
         return fault
     box = job.plan.chunks.core_box(chunk)
     for key, written in receipt.parts_by_output.items():
-        fault = _parts_fault([part.box for part in written], box)
+        due = box.coarsen(job.config.preview_scale(key))
+        fault = _parts_fault([part.box for part in written], due)
         if fault is not None:
             return f"its receipt names {fault}{_of_output(key)}"
     return None
@@ -65,7 +66,8 @@ def first_receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str |
     named = {key: [part.box for part in parts] for key, parts in receipt.parts_by_output.items()}
     is_any = any(named.values())
     for key, boxes in named.items():
-        if is_any and boxes != [private]:
+        due = None if private is None else private.coarsen(job.config.preview_scale(key))
+        if is_any and boxes != [due]:
             text = ", ".join(map(str, boxes)) or "nothing"
             return f"its first-stage receipt names {text}{_of_output(key)}"
     return None
@@ -76,6 +78,6 @@ def _identity_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | Non
         return f"its receipt is that of chunk {receipt.chunk}"
     if receipt.fingerprint != job.fingerprint:
         return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"
-    if {OUTPUT, *receipt.further_parts} != set(job.config.output_keys):
+    if {OUTPUT, *receipt.further_parts} != set(job.config.written_keys):
         return f"its receipt names the outputs {', '.join(receipt.parts_by_output)}"
     return None

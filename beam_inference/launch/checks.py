@@ -80,6 +80,7 @@ def check_paths(config: JobConfig, place: Place) -> None:
         ]
     for output, single in config.by_output.items():
         named.append((f"{output}.path", single.output.path))
+        named.append((f"{output}.preview.path", single.output.preview_path))
         for number, operator in enumerate(single.postprocess):
             key = f"{operator_key(number, output)}.function"
             named += [(key, path) for path in operator.needed_files]

@@ -217,10 +217,15 @@ def job_totals(
     plan = plan or job.plan
     batch_size = batch_size or job.default_needs.batch_size
     specs = [output.spec for output in job.outputs.values()]
+    previews = [preview.spec for preview in job.previews.values()]
     output_voxel_bytes = sum(spec.channels * np.dtype(spec.dtype).itemsize for spec in specs)
     network_channels = job.config.model.output_channels
     written = plan.chunks.roi.size * output_voxel_bytes
     blocks = sum(ChunkGrid(plan.chunks.roi, spec.write_shape).count for spec in specs)
+    blocks += sum(ChunkGrid(spec.bounds, spec.write_shape).count for spec in previews)
+    kept = written + sum(
+        spec.bounds.size * spec.channels * np.dtype(spec.dtype).itemsize for spec in previews
+    )
     receipts = plan.chunks.count + plan.totals.owners
     seam_files = most_seam_files(plan.totals, network_channels)
     return Totals(
@@ -232,7 +237,7 @@ def job_totals(
         written_bytes=written,
         shared_bytes=plan.totals.shared_voxels * output_voxel_bytes,
         seam_bytes=seam_bytes(plan.totals, network_channels),
-        stored_bytes=written,
+        stored_bytes=kept,
         read_requests=_blocks_read(plan, job.input) + receipts + seam_files,
         write_requests=blocks + receipts + seam_files,
         blocks=blocks,

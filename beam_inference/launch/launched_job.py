@@ -136,7 +136,7 @@ class LaunchedJob:
             )
         outputs = None
         if deep:
-            keys = self.relocated_job.config.output_keys
+            keys = self.relocated_job.config.written_keys
             outputs = {key: self.open_output("nothing to verify", key) for key in keys}
         report = verification.verify(self.relocated_job, self.state, outputs, progress)
         report.recomputation = recomputation

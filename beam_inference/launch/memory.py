@@ -152,6 +152,7 @@ class ValueSizes:
         is_split: whether outputs are made of copies of some of the network's channels: there are
             several outputs, or one of a single head.
         further: of the other outputs.
+        preview_bytes: while a voxel is written, of the previews that are made of it.
     """
 
     input_channels: int
@@ -163,6 +164,7 @@ class ValueSizes:
     is_read_back: bool
     is_split: bool
     further: Sequence[OutputSizes]
+    preview_bytes: int = 0
 
     @property
     def leaves_as_float(self) -> bool:
@@ -403,12 +405,12 @@ class MemoryProjection:
         if resampled is not None:
             finished = _voxels(resampled)
             computed = voxels * sizes.sums_bytes + self._resampled_bytes(voxels, finished)
-            written = sizes.stored_bytes + sizes.read_back_bytes
+            written = sizes.stored_bytes + sizes.read_back_bytes + sizes.preview_bytes
             return computed + writes * (finished * written + self.at_store_bytes(resampled))
         computed = sizes.stored_bytes
         if self.blends_as_float:
             computed = sizes.sums_bytes + sizes.finishing_bytes
-        written = sizes.stored_bytes + sizes.read_back_bytes
+        written = sizes.stored_bytes + sizes.read_back_bytes + sizes.preview_bytes
         at_store = writes * self.at_store_bytes(self.shapes.core)
         return voxels * (computed + writes * written) + at_store
 
@@ -461,7 +463,7 @@ class MemoryProjection:
         shared = exchanged.shared_voxels
         # one of them is copied
         files = minimum((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * sizes.sums_bytes * shared)
-        written = sizes.stored_bytes + sizes.read_back_bytes
+        written = sizes.stored_bytes + sizes.read_back_bytes + sizes.preview_bytes
         if self.shapes.resampled is not None:
             finished = _voxels(self.shapes.resampled)
             sums = sizes.sums_bytes * (2 + process.look_ahead) * shared

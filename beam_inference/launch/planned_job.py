@@ -6,6 +6,7 @@ Nothing is written, and no network is loaded: this is all that ``plan`` needs.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,11 +37,13 @@ from beam_inference.geometry.origin import pad_to_zero
 from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.geometry.resampling import Resampling
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.operator_files import local_operators, operator_sha256
 from beam_inference.job.parts import (
     OutputVoxels,
     describe_output,
+    describe_preview,
     make_normalization,
     open_input,
     output_voxels,
@@ -84,6 +87,9 @@ from beam_inference.volumes.volume import Volume
 from beam_inference.worker.read_infer_write import LARGEST_DEPTH
 
 logger = logging.getLogger(__name__)
+
+PREVIEW_BYTES = 32
+"""Of a value of a preview: its sum and its mean in float64, then in float32, and in its dtype."""
 
 _EXACT_STRATEGIES: tuple[Strategy, Strategy] = ("exchange", "recompute")
 
@@ -136,6 +142,7 @@ class PlannedJob:
         operator_sha256: hashes of the files that operators need.
         further_outputs: the other outputs, by their keys in the job file.
         to_output: how the outputs' voxels are made of the network's; None where they are the same.
+        previews: the previews of outputs, by their keys in the job file.
     """
 
     config: JobConfig
@@ -148,11 +155,17 @@ class PlannedJob:
     operator_sha256: Mapping[str, str]
     further_outputs: Mapping[str, PlannedOutput] = field(default_factory=dict)
     to_output: Resampling | None = None
+    previews: Mapping[str, PlannedOutput] = field(default_factory=dict)
 
     @property
     def outputs(self) -> dict[str, PlannedOutput]:
         """All outputs, by their keys in the job file."""
         return {OUTPUT: PlannedOutput(self.output, self.output_exists), **self.further_outputs}
+
+    @property
+    def volumes(self) -> dict[str, PlannedOutput]:
+        """All volumes that chunks are written to, by their keys in the job file."""
+        return {**self.outputs, **self.previews}
 
     @cached_property
     def plan(self) -> InferencePlan:
@@ -278,6 +291,7 @@ class PlannedJob:
             is_read_back=main.is_read_back,
             is_split=bool(further) or main.network_channels != config.model.output_channels,
             further=further,
+            preview_bytes=sum(map(_preview_bytes, config.by_output.values())),
         )
         process = ProcessSettings(
             threads=place.threads_per_process,
@@ -329,6 +343,14 @@ def _output_sizes(config: JobConfig) -> OutputSizes:
         dtype=np.dtype(config.output.dtype),
         is_read_back=config.output.encoding in LOSSY,
     )
+
+
+def _preview_bytes(config: JobConfig) -> int:
+    """Bytes that the preview of an output takes while it is made, for each voxel of the output."""
+    preview = config.output.preview
+    if preview is None:
+        return 0
+    return ceil_div(PREVIEW_BYTES * config.output_channels, math.prod(preview.scale))
 
 
 def plan_job(
@@ -388,6 +410,7 @@ def plan_job(
         hashes,
         dict(others),
         voxels.resampling,
+        _find_previews(config, outputs),
     )
     if earlier is None:
         job = _with_cheapest_plan(job, place, workers)
@@ -467,13 +490,15 @@ def _check_output_is_apart(config: JobConfig, volume: Volume, masks: Mapping[str
     """Refuse an output that would overwrite the input, a mask, or another output."""
     volumes = {"the input": volume} | {f"{key}, a mask": masks[key].volume for key in masks}
     taken = {name: each.place for name, each in volumes.items()}
-    for key, single in config.by_output.items():
-        place = place_of_url(single.output.path, config.storage)
+    paths = {key: single.output.path for key, single in config.by_output.items()}
+    for key, source in config.previews.items():
+        paths[key] = config.by_output[source].output.preview_path or ""
+    for key, path in paths.items():
+        place = place_of_url(path, config.storage)
         for name, other in taken.items():
-            if is_within(other, place) or (name in config.by_output and is_within(place, other)):
+            if is_within(other, place) or (name in paths and is_within(place, other)):
                 raise ConfigError(
-                    f"{key}.path {single.output.path} is {name}: choose another place, so as not "
-                    "to overwrite it"
+                    f"{key}.path {path} is {name}: choose another place, so as not to overwrite it"
                 )
         taken[key] = place
 
@@ -576,6 +601,29 @@ def _find_output(
             f"{bounds}. Remove output.bounds, or choose another output.path."
         )
     return PlannedOutput(replace(spec, bounds=existing.bounds), exists=True)
+
+
+def _find_previews(
+    config: JobConfig, outputs: Mapping[str, PlannedOutput]
+) -> dict[str, PlannedOutput]:
+    """Describe the previews of outputs, by their keys.
+
+    Raises:
+        UserError: one does not fit its output, or is there as another volume.
+    """
+    found = {}
+    for key, output in config.previews.items():
+        spec = describe_preview(config.by_output[output], outputs[output].spec)
+        existing = open_output(spec)
+        if existing is not None and existing.bounds != spec.bounds:
+            raise VolumeError(
+                f"{key}: the volume {spec.url} exists with bounds {existing.bounds}, and the "
+                f"preview has {spec.bounds}. Choose another {key}.path."
+            )
+        if existing is None:
+            check_output(spec)
+        found[key] = PlannedOutput(spec, exists=existing is not None)
+    return found
 
 
 def _is_filled(output: OutputSpec, roi: BoundingBox) -> bool:

@@ -189,12 +189,12 @@ def _record_provenance(earlier: ResolvedJob, job: ResolvedJob, *, overwrite: boo
 
 
 def _claim_outputs(planned: PlannedJob, owner: Owner, *, replace: bool) -> None:
-    for output in planned.outputs.values():
+    for output in planned.volumes.values():
         claim_output(output.spec.url, owner, planned.config.storage, replace=replace)
 
 
 def _create_outputs(planned: PlannedJob) -> None:
-    for output in planned.outputs.values():
+    for output in planned.volumes.values():
         if not output.exists:
             create_output(output.spec)
 
@@ -203,7 +203,7 @@ def _check_earlier_launches(planned: PlannedJob, job: ResolvedJob, state: State)
     """Check what earlier launches wrote. Returns chunks that are to be done again."""
     config = planned.config
     with _state_errors():
-        for output in planned.outputs.values():
+        for output in planned.volumes.values():
             check_owner(output.spec.url, owner_of(job, state.url), config.storage)
         return check_receipts(state.of(job), job, planned)
 

@@ -40,6 +40,7 @@ from beam_inference.volumes.kvstores import delete_folder, open_kvstore
 from beam_inference.volumes.outputs import create_output
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.open_job import OpenJob, OpenOutput, open_job
+from beam_inference.worker.previews import OpenPreview
 from beam_inference.worker.worker import make_chunk_inference
 
 if TYPE_CHECKING:
@@ -273,7 +274,26 @@ class _Recomputer:
             for output, array in zip(self._opened.outputs, arrays, strict=True)
             if (found := self._fault_in(output, box, array)) is not None
         ]
+        faults += [
+            found
+            for preview in self._opened.previews
+            if (found := self._fault_in_preview(preview, box, arrays[preview.source])) is not None
+        ]
         return min(faults, key=lambda each: each.is_rounding, default=None)  # the worst of them
+
+    def _fault_in_preview(
+        self, preview: OpenPreview, box: BoundingBox, array: AnyArray
+    ) -> Fault | None:
+        """How the preview of what was computed of a box differs from that which is stored."""
+        small = preview.box_of(box)
+        try:
+            found = preview.volume.read(small)
+        except BeamInferenceError as error:
+            return Fault(f"{preview.key}: {error}")
+        difference = find_difference(preview.make(array, box), found, small)
+        if difference is None:
+            return None
+        return Fault(f"{preview.key}: {difference.text}", difference.is_rounding)
 
     def _fault_in(self, output: OpenOutput, box: BoundingBox, array: AnyArray) -> Fault | None:
         """How what was computed of a box differs from an output; None if it does not."""

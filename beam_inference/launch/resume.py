@@ -227,7 +227,7 @@ def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> list[
     if not witnesses:
         return []
     outputs = {}
-    for key, each in planned.outputs.items():
+    for key, each in planned.volumes.items():
         output = open_output(each.spec)  # another launch may have created it since
         if output is None:
             raise StateError(

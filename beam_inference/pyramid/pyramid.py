@@ -22,7 +22,7 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.stage_job import DoChunk, StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
-from beam_inference.pyramid.downsampling import Method, downsample
+from beam_inference.operators.downsampling import Method, downsample
 from beam_inference.pyramid.multiscale import MultiscaleVolume, multiscale_volume
 from beam_inference.pyramid.scale_geometry import (
     PyramidScale,

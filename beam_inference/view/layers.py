@@ -298,7 +298,7 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
 
 
 def _outputs_to_show(config: JobConfig, launched: ResolvedJob, roi: BoundingBox) -> list[Shown]:
-    """Make a layer of each output of a job that is there."""
+    """Make a layer of each output of a job that is there, and of each preview."""
     shown = []
     for key, single in config.by_output.items():
         output = open_output(output_spec(launched, key))
@@ -307,6 +307,12 @@ def _outputs_to_show(config: JobConfig, launched: ResolvedJob, roi: BoundingBox)
                 None if single.gives_labels else output_shader(output, single.output_model, roi)
             )
             shown.append(Shown(key, output, config.storage, shader, 0.5))
+    for key, source in config.previews.items():
+        preview = open_output(output_spec(launched, key))
+        if preview is not None:
+            box = roi.coarsen(config.preview_scale(key))
+            shader = output_shader(preview, config.by_output[source].output_model, box)
+            shown.append(Shown(key, preview, config.storage, shader, 0.5))
     return shown
 
 

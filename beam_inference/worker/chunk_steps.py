@@ -12,7 +12,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.job.messages import Record
 from beam_inference.job.ownership import Claim
-from beam_inference.job.parts import cutout
+from beam_inference.job.parts import cutout, output_spec
 from beam_inference.job.records import Part
 from beam_inference.job.state import StopRequest
 from beam_inference.volumes.volume import TransientWriteError, Volume
@@ -77,8 +77,8 @@ class ChunkSteps:
         self.device = DeviceTurns(opened, inference, self.journal)
         self.should_stop = StopRequest(opened.state, opened.launch.id)
         self._claims = [
-            Claim(opened.job, opened.state.url, single.output.path)
-            for single in opened.job.config.by_output.values()
+            Claim(opened.job, opened.state.url, output_spec(opened.job, key).url)
+            for key in opened.job.config.written_keys
         ]
         self.pace = Pace(opened.launch.io_depth)
         self._inference = inference
@@ -201,6 +201,12 @@ class ChunkSteps:
         for output, volume, array in zip(outputs, volumes, arrays, strict=True):
             success = self._write(volume, index, box, array, is_lossy=output.is_lossy)
             parts[output.key] = Part.of(box, success.value)
+            attempts = max(attempts, success.attempts)
+        for preview in self.opened.previews:
+            array = preview.make(arrays[preview.source], box)
+            small = preview.box_of(box)
+            success = self._write(preview.volume, index, small, array, is_lossy=False)
+            parts[preview.key] = Part.of(small, array)
             attempts = max(attempts, success.attempts)
         return WrittenBox(parts, attempts)
 

@@ -79,7 +79,7 @@ class Journal:
             parts: what was written, by the key of the output; an output without any may be absent.
             effort: what it took.
         """
-        by_output = {key: list(parts.get(key, ())) for key in self._job.config.output_keys}
+        by_output = {key: list(parts.get(key, ())) for key in self._job.config.written_keys}
         return Receipt(
             chunk=index,
             parts=by_output.pop(OUTPUT),

@@ -26,6 +26,7 @@ from beam_inference.volumes.volume import Volume
 from beam_inference.worker.network_watch import NetworkWatch
 from beam_inference.worker.output_mask import OutputMask, open_output_mask
 from beam_inference.worker.postprocessing import Postprocessing
+from beam_inference.worker.previews import OpenPreview, open_previews
 from beam_inference.worker.seam_files import SeamFiles
 from beam_inference.worker.trial import try_network
 
@@ -57,6 +58,7 @@ class OpenJob:
         state: its state folder.
         input: the input volume.
         outputs: the output volumes, in the order of the job file.
+        previews: the small copies that are written beside them.
         mask: where the output is wanted.
         postprocessing: the steps between blended values and the output.
         predictor: the network on its device.
@@ -71,6 +73,7 @@ class OpenJob:
     state: State
     input: Volume
     outputs: Sequence[OpenOutput]
+    previews: Sequence[OpenPreview]
     mask: OutputMask
     postprocessing: Postprocessing
     predictor: Predictor
@@ -121,6 +124,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
         state=state,
         input=input_volume,
         outputs=outputs,
+        previews=open_previews(job),
         mask=mask,
         postprocessing=postprocessing,
         predictor=predictor,

@@ -47,6 +47,7 @@ BASE = {
     "is_read_back": False,
     "is_split": False,
     "further": (),
+    "preview_bytes": 0,
     "block_depth": 8,
     "batch_size": 2,
     "working_set_bytes": 10**6,

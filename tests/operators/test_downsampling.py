@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracles.downsampling import cells, exact_mean, exact_mode
 
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.pyramid.downsampling import downsample
+from beam_inference.operators.downsampling import downsample
 
 INTEGERS = ["uint8", "int8", "uint16", "uint32", "int64", "uint64"]
 
