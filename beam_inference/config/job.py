@@ -191,6 +191,13 @@ class Network(_NetworkFiles):
         (0, 0, 0), description="voxels by which the input exceeds its patch, per side"
     )
     dims: Literal[2, 3] = 3
+    axes: Literal["zyx", "xyz"] = Field(
+        "zyx",
+        description=(
+            "the order of the axes in the arrays that the network was trained on; all keys of the "
+            "job are z, y, x in any case"
+        ),
+    )
     sections: Annotated[Count, Field(le=MOST_SECTIONS)] = Field(
         1,
         description=(
@@ -368,6 +375,11 @@ class Network(_NetworkFiles):
         self._check_heads()
         self.stated_bound  # noqa: B018  # raises ValueError for one that is out of reach
         self._check_sections()
+        if self.axes == "xyz" and self.dims == 2:
+            raise ValueError(
+                "axes: xyz turns the three axes of a 3-D network, and dims is 2: a network of "
+                "other planes than [y, x] names them in planes"
+            )
         self._check_planes()
         return self
 
@@ -1099,21 +1111,27 @@ class JobConfig(Model):
                 "a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy, or "
                 "{mirror: [y, x]}"
             )
-        if model.ensemble and inference.precision == "int8":
-            raise ValueError(
-                "inference.precision: int8 is for one network, and model.ensemble names further "
-                "ones: write precision: float32"
-            )
-        if model.heads is not None and inference.precision == "int8":
-            raise ValueError(
-                "inference.precision: int8 is for networks that return one array, and model.heads "
-                "names several: write precision: float32"
-            )
+        self._check_int8()
         if model.batch_norm == "batch" and inference.batch_size != 1:
             raise ValueError(
                 "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its "
                 f"neighbours' statistics; found {inference.batch_size}"
             )
+
+    def _check_int8(self) -> None:
+        model = self.model
+        if self.inference.precision != "int8":
+            return
+        refused = {
+            "is calibrated on arrays z, y, x, and model.axes is xyz": model.axes == "xyz",
+            "is for one network, and model.ensemble names further ones": bool(model.ensemble),
+            "is for networks that return one array, and model.heads names several": (
+                model.heads is not None
+            ),
+        }
+        for cause, is_asked in refused.items():
+            if is_asked:
+                raise ValueError(f"inference.precision: int8 {cause}: write precision: float32")
 
     def _check_output(self) -> None:
         channels = self.output_channels  # raises what the operators cannot do

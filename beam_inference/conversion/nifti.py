@@ -66,7 +66,7 @@ def _read(path: str, packing: str | None) -> RawSource:
     x, y, z = (*shape[:3], 1)[:3]
     layout = RawLayout(stored.str, (channels, z, y, x), "CZYX", _data_offset(header))
     placement = _placement(header)
-    notes = placement.notes
+    notes = (*placement.notes, _ORDER)
     slope, intercept = header.get_slope_inter()
     scaling = (1.0, 0.0) if slope is None else (float(slope), float(intercept))
     is_scaled = scaling != (1.0, 0.0)
@@ -84,6 +84,13 @@ def _read(path: str, packing: str | None) -> RawSource:
         placement.bounds((z, y, x)), channels, dtype, placement.voxel_size_nm, FREE, notes
     )
     return RawSource(path, layout, info, packing, scaling=scaling if is_scaled else None)
+
+
+_ORDER = (
+    "its axes, x, y, z in arrays of nibabel, become z, y, x: a job of a network that was trained "
+    "on such arrays says model.axes: xyz"
+)
+"""What is told of every file."""
 
 
 def _header(path: str, packing: str | None) -> Any:

@@ -28,6 +28,7 @@ from beam_inference.engines.per_shape import per_shape
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.scaled import scale_output
 from beam_inference.engines.surroundings import describe_surroundings
+from beam_inference.engines.turned import turn_axes
 from beam_inference.errors import (
     DeviceOutOfMemory,
     EngineError,
@@ -76,6 +77,8 @@ def load_predictor(
         predictor = average_members(members, model.shares, network_keys(model))
     else:
         predictor = _load(model, inference, trust, network, quantized)
+    if model.axes == "xyz":
+        predictor = replace(predictor, predict=turn_axes(predictor.predict, predictor.device))
     if model.output_scale != (1, 1, 1):
         scaled = scale_output(predictor.predict, predictor.device, model.output_scale)
         predictor = replace(predictor, predict=scaled)
@@ -313,7 +316,7 @@ def _batch_shapes(model: Network, inference: Inference) -> list[tuple[int, ...]]
     patch = zyx.ceil_div_each(grown, model.output_scale)
     if model.dims == 2:
         return plane_batch_shapes(model, patch, size)
-    return [(size, model.input_channels, *patch)]
+    return [(size, model.input_channels, *(patch if model.axes == "zyx" else patch[::-1]))]
 
 
 def _request(source: _Source, model: Network, inference: Inference) -> LoadRequest:
