@@ -38,6 +38,7 @@ setup(
         "tenacity>=8.3",
         "tensorstore>=0.1.80",
         "torch>=2.8",
+        "zstandard>=0.22",
     ],
     extras_require={
         "dask": ["apache-beam[dask]>=2.77,<3"],

@@ -57,6 +57,10 @@ counts most where the arrays are small:
 
 {gpu}
 
+{scaling}## Objects in volumes
+
+{objects}
+
 {integers}
 
 {storage}
@@ -146,6 +150,8 @@ def page() -> str:
         nnunet=_nnunet(),
         startup=_startup(),
         gpu=_gpu(),
+        scaling=_scaling(),
+        objects=_objects(),
         integers=_integers(),
         storage=_storage(),
         memory=_megabytes(growths[0]),
@@ -236,6 +242,7 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
     nnunet = json.loads((RESULTS / "nnunet.json").read_text())["time"]["ratio"]
     remark = "nine tenths of both are the network's convolutions"
     rows.append(("an nnU-Net folder, image to labels / nnU-Net", 0.6, [nnunet], remark))
+    rows += _goals_of_objects()
     gpu = _gpu_results()
     if gpu:
         rows.append(
@@ -319,6 +326,126 @@ def _latencies() -> str:
         cells = " | ".join(f"{of_latency[each]:.1%}" for each in computing)
         lines.append(f"| {latency:g} s | {cells} |")
     return "\n".join(lines)
+
+
+def _goals_of_objects() -> list[tuple[str, float, list[float], str]]:
+    """Goals of labels, as rows of the table."""
+    segment, components = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("segment", "components")
+    )
+    memory = segment["peak_bytes_per_voxel"]
+    slowest = min(row["watershed_voxels_per_second"] for row in segment["saturated"].values())
+    return [
+        (
+            "`segment` / waterz, seconds of one core",
+            1.0,
+            [segment["time"]["ratio"]],
+            f"by profile: {_longest(segment['stages'])}",
+        ),
+        ("its memory / waterz's", 0.5, [memory["beam-inference"] / memory["waterz"]], ""),
+        (
+            "watershed of saturated affinities, seconds a megavoxel",
+            1.0,
+            [1e6 / slowest],
+            "",
+        ),
+        (
+            "`components` / cc3d with the same reading and writing, seconds of one core",
+            1.0,
+            [components["time"]["ratio"]],
+            f"by profile: {_longest(components['stages'])}",
+        ),
+    ]
+
+
+def _objects() -> str:
+    """Segmentation against waterz, and components against cc3d."""
+    segment, components = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("segment", "components")
+    )
+    peaks, theirs = (each["peak_bytes_per_voxel"] for each in (segment, components))
+    joined, apart = segment["saturated"].values()
+    return f"""\
+Seconds of the processor, all threads together, in turns; from a volume to a volume in memory, with
+the table of objects (`python -m benchmarks.segment` and `benchmarks.components`). waterz and cc3d
+hold the whole array, and write no table; cc3d measures the components, too.
+
+| | ratio |
+|---|---|
+| `segment` / waterz, {segment["voxels"] / 1e6:.1f} megavoxels of FIB-25 | \
+{_ratio(segment["time"])} |
+| the same, waterz being given our fragments | \
+{_ratio(segment["time, waterz of our fragments"])} |
+| peak memory, bytes a voxel | {peaks["beam-inference"]} and {peaks["waterz"]} |
+| `components` / cc3d, the same reading and writing, \
+{components["voxels"] / 1e6:.1f} megavoxels | {_ratio(components["time"])} |
+| `components` / cc3d in memory alone | {_ratio(components["time, cc3d in memory"])} |
+| peak memory, bytes a voxel | {theirs["beam-inference"]} and {theirs["cc3d"]} |
+
+Most of the time of `segment` is {_longest(segment["stages"])}; of `components`,
+{_longest(components["stages"])}.
+Stages write for one another what a single process would keep in memory. Others used the machine
+meanwhile: with caches that are shared, ratios come out higher and lower by a quarter.
+
+Affinities that are saturated, 0 or 255 everywhere, in millions of voxels per second:
+
+| | fragments | watershed | all stages |
+|---|---|---|---|
+{_row("255 joins in any case", *_rates(joined))}
+{_row("it does not: plateaus fall apart", *_rates(apart))}"""
+
+
+def _longest(stages: dict[str, float]) -> str:
+    """The three stages that take most of the time, with their shares."""
+    total = sum(stages.values())
+    longest = sorted(stages, key=lambda name: -stages[name])[:3]
+    return _listed(f"`{name}` ({stages[name] / total:.0%})" for name in longest)
+
+
+def _rates(row: dict[str, int]) -> list[str]:
+    """Cells of one kind of saturated affinities."""
+    keys = ("watershed_voxels_per_second", "all_stages_voxels_per_second")
+    return [f"{row['fragments']:,}", *(f"{row[key] / 1e6:.1f}" for key in keys)]
+
+
+def _scaling() -> str:
+    """Rates of many workers over those of one."""
+    path = RESULTS / "scaling.json"
+    if not path.exists():
+        return ""
+    results = json.loads(path.read_text())
+    names = {"threads": "threads", "local": "processes, local runner", "dask": "processes, Dask"}
+    lines = [_row("workers", "rate / ideal", "busy", "ms here", "ms elsewhere", "load")]
+    lines.append("|---|---|---|---|---|---|")
+    for mode, name in names.items():
+        for row in results.get(mode, []):
+            milliseconds = row["processor_ms_per_chunk"].values()
+            shown = f"{row['workers']} {name}"
+            busy = f"{row['busy']:.1%}"
+            lines.append(
+                _row(
+                    shown,
+                    f"{row['over_ideal']:.3f}",
+                    busy,
+                    *map(str, milliseconds),
+                    str(row["load_before"]),
+                )
+            )
+    table = "\n".join(lines)
+    return f"""\
+## Many workers
+
+A network that sleeps for {results["seconds_per_chunk"]:g} s a chunk, on a store that waits for
+{results["latency_seconds"]:g} s before each answer, input, output, claims and receipts all in it
+(`python -m benchmarks.scaling`): the rate of N workers over N times that of one, while all are at
+work; the share of their time in which the network was at work; and the processor's time for each
+chunk in the process that measures, and in the store and the other processes, all of which share
+{results["machine"]["cores"]} cores. Threads are workers in one process, each with a job opened for
+itself. The load is that of the machine before.
+
+{table}
+
+"""
 
 
 def _nnunet() -> str:

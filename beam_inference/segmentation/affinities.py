@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.arrays import AnyArray
+from beam_inference.arrays import AnyArray, AnyDtype, empty
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import triple
+from beam_inference.geometry.zyx import Zyx, triple
+from beam_inference.segmentation.compiled import kernels
 from beam_inference.segmentation.watershed import Links, no_link
 from beam_inference.volumes.volume import Volume
 
@@ -30,44 +32,41 @@ def read_links(volume: Volume, core: BoundingBox, *, to_next: bool) -> Links:
         The errors of :meth:`beam_inference.volumes.volume.Volume.read`.
     """
     bounds = volume.bounds
-    grown = []
-    for a, b, first, last in zip(core.start, core.stop, bounds.start, bounds.stop, strict=True):
-        grown.append((max(a - 1, first), b) if to_next else (a, min(b + 1, last)))
-    box = BoundingBox(*zip(*grown, strict=True))
-    values = volume.read(box)
-    z, y, x = (_links(values[axis], box, core, bounds, axis, to_next) for axis in range(3))
+    # The link at p on an axis is between the voxels p - 1 and p; the later one's affinity, or the
+    # earlier one's. One plane more on each axis holds all of them.
+    start = triple(first - to_next for first in core.start)
+    stop = triple(last + (not to_next) for last in core.stop)
+    inside = BoundingBox(zyx.maximum(start, bounds.start), zyx.minimum(stop, bounds.stop))
+    dtype = _links_dtype(volume.dtype)
+    values = empty((3, *zyx.subtract(stop, start)), dtype)
+    read = values[:, *inside.slices_in(BoundingBox(start, stop))]
+    volume.read_into(inside, read)
+    none = no_link(dtype)
+    if dtype.kind == "f":
+        kernels().clear_numbers(read, none, np.finfo(dtype).min)
+    z, y, x = (_along(values, axis, core.shape, to_next) for axis in range(3))
+    for axis, links in enumerate((z, y, x)):
+        planes = np.moveaxis(links, axis, 0)
+        if core.start[axis] == bounds.start[axis]:
+            planes[0] = none
+        if core.stop[axis] == bounds.stop[axis]:
+            planes[-1] = none
     return z, y, x
 
 
-def _links(
-    values: AnyArray,
-    box: BoundingBox,
-    core: BoundingBox,
-    bounds: BoundingBox,
-    axis: int,
-    to_next: bool,
-) -> AnyArray:
-    """The links along one axis, from the affinities along it in a box."""
-    dtype = np.dtype(np.float32 if values.dtype.kind == "f" else np.int32)
-    shape = list(core.shape)
-    shape[axis] += 1
-    links = np.full(shape, no_link(dtype), dtype)
-    # The link at p is between the voxels p - 1 and p, both of which must be in the volume.
-    first = max(core.start[axis], bounds.start[axis] + 1)
-    last = min(core.stop[axis] + 1, bounds.stop[axis])
-    if last > first:
-        start = list(core.start)
-        stop = list(core.stop)
-        start[axis] = first - to_next
-        stop[axis] = last - to_next
-        inside = np.moveaxis(links, axis, 0)[first - core.start[axis] : last - core.start[axis]]
-        inside[...] = np.moveaxis(
-            values[BoundingBox(triple(start), triple(stop)).slices_in(box)], axis, 0
-        )
-        if dtype.kind == "f":
-            # Minus infinity is an affinity, but also means "no link": raise it. NaN is no link.
-            np.maximum(inside, np.finfo(np.float32).min, out=inside)
-            inside[np.isnan(inside)] = no_link(dtype)
+def _links_dtype(dtype: AnyDtype) -> AnyDtype:
+    """The least dtype that holds affinities of a dtype, and :func:`no_link`."""
+    if dtype.kind == "f":
+        return np.dtype(np.float32)
+    return np.dtype(np.int16 if dtype.itemsize == 1 else np.int32)
+
+
+def _along(values: AnyArray, axis: int, shape: Zyx, to_next: bool) -> AnyArray:
+    """The links along one axis, among values with one plane more on each axis than the chunk."""
+    parts = [slice(to_next, to_next + size) for size in shape]
+    parts[axis] = slice(None)
+    z, y, x = parts
+    links: AnyArray = values[axis, z, y, x]
     return links
 
 

@@ -67,7 +67,8 @@ def sum_edges(
     Returns:
         Pairs, the lesser place first and each once; their sums; their counts.
     """
-    codes = pairs.min(axis=1, initial=len(names)) * len(names) + pairs.max(axis=1, initial=0)
+    one, other = pairs.T
+    codes = np.minimum(one, other) * len(names) + np.maximum(one, other)
     order = np.argsort(codes, kind="stable")
     codes = codes[order]
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
@@ -152,7 +153,8 @@ def contract(
     stays = stays & (joined == np.arange(len(joined)))
     places = np.cumsum(stays) - 1
     pairs = joined[graph.pairs]
-    left = stays[pairs].all(axis=1) & (pairs[:, 0] != pairs[:, 1])
+    one, other = pairs.T
+    left = stays[one] & stays[other] & (one != other)
     names = graph.names[stays]
     edges = sum_edges(names, places[pairs[left]], graph.sums[left], graph.counts[left])
     return RegionGraph(names, sum_records(graph, joined)[stays], *edges)

@@ -30,6 +30,7 @@ from beam_inference.segmentation.numbering import (
     numbering_stages,
     save_chunk,
     save_pairs,
+    write_ids,
 )
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan
 from beam_inference.segmentation.scratch import Arrays
@@ -57,14 +58,12 @@ def label(plan: ComponentPlan) -> DoChunk:
     source = open_volume(
         plan.source, scale=plan.scale, channel=[plan.channel], storage=plan.storage
     )
-    labels = create_output(plan.scratch_labels())
     scratch = plan.scratch()
 
     def do(index: int) -> None:
         core = plan.grid.core_box(index)
         values = np.ascontiguousarray(plan.foreground(source.read(core)[0]))
         chunk, faces = label_chunk(values, core, plan.grid, index, plan.connectivity, plan.min_size)
-        labels.write(core, chunk.labels[np.newaxis])
         save_chunk(plan, scratch, index, chunk, _face_arrays(faces))
 
     return do
@@ -102,15 +101,9 @@ def match(plan: ComponentPlan) -> DoChunk:
 
 def relabel(plan: LabelPlan) -> DoChunk:
     """Make the worker that writes the output."""
-    labels = create_output(plan.scratch_labels())
     output = create_output(plan.output)
     scratch = plan.scratch()
-
-    def do(index: int) -> None:
-        core = plan.grid.core_box(index)
-        output.write(core, ids_of(scratch, index).astype(output.dtype)[labels.read(core)])
-
-    return do
+    return lambda index: write_ids(plan, scratch, output, index, ids_of(scratch, index))
 
 
 def clean(plan: LabelPlan) -> DoChunk:

@@ -291,6 +291,21 @@ def join_regions(  # noqa: C901, PLR0912, PLR0915 - see above
 
 
 @_compile
+def clear_numbers(values: NDArray[np.float32], none: float, least: float) -> None:
+    """Replace what is no number by ``none``, and what is less than ``least`` by that, in place."""
+    channels, nz, ny, nx = values.shape
+    for channel in range(channels):
+        for z in range(nz):
+            for y in range(ny):
+                for x in range(nx):
+                    value = values[channel, z, y, x]
+                    if np.isnan(value):
+                        values[channel, z, y, x] = none
+                    elif value < least:
+                        values[channel, z, y, x] = least
+
+
+@_compile
 def _root(parents: NDArray[np.uint32], voxel: Whole) -> Whole:
     while parents[voxel] != voxel:
         parents[voxel] = parents[parents[voxel]]
@@ -299,13 +314,22 @@ def _root(parents: NDArray[np.uint32], voxel: Whole) -> Whole:
 
 
 @_compile
-def _unite(parents: NDArray[np.uint32], one: Whole, other: Whole) -> None:
-    one = _root(parents, one)
-    other = _root(parents, other)
-    if one < other:
-        parents[other] = one
-    else:
-        parents[one] = other
+def _join_before(parents: NDArray[np.uint32], root: Whole, voxel: Whole, before: Whole) -> Whole:
+    """Join a voxel, which has no parent yet, to one before it; return the root of both.
+
+    Args:
+        parents: the parent of each voxel before, which is never behind it.
+        root: the root that the voxel has so far; the voxel itself for none.
+        voxel: the voxel.
+        before: the voxel before it.
+    """
+    other = _root(parents, before)
+    if other > root:
+        parents[other] = root
+        return root
+    if other < root and root != voxel:
+        parents[root] = other
+    return other
 
 
 @_compile
@@ -335,7 +359,7 @@ def label_basins(  # noqa: C901, PLR0912, PLR0915 - see above
     """
     nz, ny, nx = choice.shape
     # The parent of each voxel is never behind it, so labels can take the parents' place in order.
-    labels = np.arange(nz * ny * nx).astype(np.uint32)
+    labels = np.empty(nz * ny * nx, np.uint32)
     voxel = -1
     for z in range(nz):
         for y in range(ny):
@@ -344,42 +368,38 @@ def label_basins(  # noqa: C901, PLR0912, PLR0915 - see above
                 # Of equal affinities the first stays.
                 best = none
                 chosen = 0
-                to_x = along_x[z, y, x + 1]
-                if to_x > best and to_x >= low:
-                    best = to_x
+                link = along_x[z, y, x + 1]
+                if link > best and link >= low:
+                    best = link
                     chosen = 16
                 link = along_x[z, y, x]
                 if link > best and link >= low:
                     best = link
                     chosen = 32
-                to_y = along_y[z, y + 1, x]
-                if to_y > best and to_y >= low:
-                    best = to_y
+                link = along_y[z, y + 1, x]
+                if link > best and link >= low:
+                    best = link
                     chosen = 4
                 link = along_y[z, y, x]
                 if link > best and link >= low:
                     best = link
                     chosen = 8
-                to_z = along_z[z + 1, y, x]
-                if to_z > best and to_z >= low:
-                    best = to_z
+                link = along_z[z + 1, y, x]
+                if link > best and link >= low:
+                    best = link
                     chosen = 1
                 link = along_z[z, y, x]
                 if link > best and link >= low:
                     chosen = 2
                 choice[z, y, x] = chosen
-                if x + 1 < nx and (chosen == 16 or to_x >= high):
-                    _unite(labels, voxel, voxel + 1)
-                if y + 1 < ny and (chosen == 4 or to_y >= high):
-                    _unite(labels, voxel, voxel + nx)
-                if z + 1 < nz and (chosen == 1 or to_z >= high):
-                    _unite(labels, voxel, voxel + ny * nx)
-                if chosen == 32 and x:
-                    _unite(labels, voxel, voxel - 1)
-                elif chosen == 8 and y:
-                    _unite(labels, voxel, voxel - nx)
-                elif chosen == 2 and z:
-                    _unite(labels, voxel, voxel - ny * nx)
+                root = voxel
+                if x and (chosen == 32 or choice[z, y, x - 1] == 16 or along_x[z, y, x] >= high):
+                    root = _join_before(labels, root, voxel, voxel - 1)
+                if y and (chosen == 8 or choice[z, y - 1, x] == 4 or along_y[z, y, x] >= high):
+                    root = _join_before(labels, root, voxel, voxel - nx)
+                if z and (chosen == 2 or choice[z - 1, y, x] == 1 or along_z[z, y, x] >= high):
+                    root = _join_before(labels, root, voxel, voxel - ny * nx)
+                labels[voxel] = root
     count = 0
     choices = choice.reshape(-1)
     for voxel in range(len(labels)):
@@ -446,11 +466,51 @@ def measure_labels(
 
 
 @_compile
-def renumber(labels: NDArray[np.uint32], numbers: NDArray[np.uint32]) -> None:
-    """Replace each label by its number, in place."""
+def add_parts(
+    which: Ints,
+    voxels: Ints,
+    first: Ints,
+    start: Ints,
+    stop: Ints,
+    sums: NDArray[np.float64],
+    more_voxels: Ints,
+    more_first: Ints,
+    more_start: Ints,
+    more_stop: Ints,
+    more_sums: NDArray[np.float64],
+) -> None:
+    """Add parts to objects, in place: see :func:`~beam_inference.segmentation.records.add_parts`.
+
+    Args:
+        which: the place of each part's object.
+        voxels: of the objects, as all fields that follow.
+        first: their first voxels.
+        start: (objects, 3), where their boxes begin.
+        stop: (objects, 3), where they end.
+        sums: (objects, 3), sums of coordinates.
+        more_voxels: of the parts, as all fields that follow.
+        more_first: their first voxels.
+        more_start: (parts, 3), where their boxes begin.
+        more_stop: (parts, 3), where they end.
+        more_sums: (parts, 3), sums of coordinates.
+    """
+    for part in range(len(which)):
+        place = which[part]
+        voxels[place] += more_voxels[part]
+        first[place] = min(first[place], more_first[part])
+        for axis in range(3):
+            start[place, axis] = min(start[place, axis], more_start[part, axis])
+            stop[place, axis] = max(stop[place, axis], more_stop[part, axis])
+            sums[place, axis] += more_sums[part, axis]
+
+
+@_compile
+def renumber(labels: NDArray[np.uint32], numbers: AnyArray, result: AnyArray) -> None:
+    """Write the number of each label into an array of the same shape, which may be the labels'."""
     flat = labels.reshape(-1)
+    numbered = result.reshape(-1)
     for voxel in range(len(flat)):
-        flat[voxel] = numbers[flat[voxel]]
+        numbered[voxel] = numbers[flat[voxel]]
 
 
 @_compile
@@ -476,69 +536,125 @@ def _grow(table: Ints) -> Ints:
 @_compile
 def _add(
     table: Ints,
+    found: tuple[Whole, Whole],
     one: Whole,
     other: Whole,
+    names: Whole,
     link: float,
-    regions: Whole,
     limits: tuple[float, float, float],
-) -> Whole:
-    """Add an edge between two regions, if it is one; return 1 for the first of the pair, else 0."""
+) -> tuple[tuple[Whole, Whole], Whole]:
+    """Add an edge to a table with room for it, unless it is none between two; 0 is background.
+
+    Args:
+        table: keys, sums and counts.
+        found: the key and the row that were found before: the next voxels often have the same.
+        one: the one label.
+        other: the other label.
+        names: more than any label.
+        link: the affinity.
+        limits: see :func:`touching_labels`.
+
+    Returns:
+        The key and the row of now; and 1 for the first edge of a pair, else 0.
+    """
     none, most, scale = limits
-    if other < 0 or other == one or not link > none:
-        return 0
-    key = np.int64(min(one, other)) * regions + max(one, other)
-    row = _row_of(table, key)
-    is_new = table[row, 0] != key
-    if is_new:
-        table[row] = (key, 0, 0)
+    if other == one or not other or not one or not link > none:
+        return found, 0
+    key = np.int64(min(one, other)) * names + np.int64(max(one, other))
+    row = found[1]
+    is_new = 0
+    if key != found[0]:
+        row = _row_of(table, key)
+        if table[row, 0] != key:
+            is_new = 1
+            table[row, 0] = key
+            table[row, 1] = 0
+            table[row, 2] = 0
     table[row, 1] += np.int64(np.rint(min(max(float(link), -most), most) * scale))
     table[row, 2] += 1
-    return np.int64(is_new)
+    return (key, row), is_new
+
+
+_NOTHING_FOUND = (-1, -1)
 
 
 @_compile
-def touching_regions(
+def touching_labels(
     labels: NDArray[np.uint32],
-    places: Places,
-    regions: Whole,
+    count: Whole,
     links: tuple[AnyArray, AnyArray, AnyArray],
-    before: tuple[Places, Places, Places],
     limits: tuple[float, float, float],
 ) -> Ints:
-    """Sum the affinities between the voxels of touching regions.
+    """Sum the affinities between the voxels of touching labels of a chunk.
 
     Args:
-        labels: (z, y, x).
-        places: the region of each label; -1 for background.
-        regions: number of regions.
+        labels: (z, y, x); 0 is background.
+        count: number of labels.
         links: links along z, y and x, the first of them to the voxels before the chunk.
-        before: for each axis, the regions of the voxels before the first plane; -1 for none.
         limits: what a link is where there is no edge; affinities are clipped to plus or minus the
             second, multiplied by the third, and rounded.
 
     Returns:
-        (pairs, 3), in any order: ``lesser place * regions + greater place``, the sum, the count.
+        (pairs, 3), in any order: ``lesser label * (count + 1) + greater label``, the sum, the
+        count.
     """
     nz, ny, nx = labels.shape
     along_z, along_y, along_x = links
-    before_z, before_y, before_x = before
-    behind_z = before_z.copy()
-    behind_y = np.empty(nx, np.int32)
+    names = count + 1
     table = np.full((1024, 3), -1, np.int64)
     pairs = 0
     for z in range(nz):
-        behind_y[:] = before_y[z]
         for y in range(ny):
-            behind_x = before_x[z, y]
             while 2 * (pairs + 3 * nx) > len(table):
                 table = _grow(table)
+            at_z = at_y = at_x = _NOTHING_FOUND
             for x in range(nx):
-                own = places[labels[z, y, x]]
-                if own >= 0:
-                    pairs += _add(table, own, behind_z[y, x], along_z[z, y, x], regions, limits)
-                    pairs += _add(table, own, behind_y[x], along_y[z, y, x], regions, limits)
-                    pairs += _add(table, own, behind_x, along_x[z, y, x], regions, limits)
-                behind_z[y, x] = own
-                behind_y[x] = own
-                behind_x = own
+                own = labels[z, y, x]
+                if not own:
+                    continue
+                if x:
+                    link = along_x[z, y, x]
+                    at_x, new = _add(table, at_x, own, labels[z, y, x - 1], names, link, limits)
+                    pairs += new
+                if y:
+                    link = along_y[z, y, x]
+                    at_y, new = _add(table, at_y, own, labels[z, y - 1, x], names, link, limits)
+                    pairs += new
+                if z:
+                    link = along_z[z, y, x]
+                    at_z, new = _add(table, at_z, own, labels[z - 1, y, x], names, link, limits)
+                    pairs += new
+    return table[table[:, 0] >= 0]
+
+
+@_compile
+def touching_planes(
+    ones: Places,
+    others: Places,
+    names: Whole,
+    links: AnyArray,
+    limits: tuple[float, float, float],
+) -> Ints:
+    """Sum the affinities between the voxels of two planes, one on each side of a seam.
+
+    Args:
+        ones: the name of each voxel of the one plane; 0 is background.
+        others: likewise, of the other plane.
+        names: more than any name.
+        links: the links between them.
+        limits: as in :func:`touching_labels`.
+
+    Returns:
+        (pairs, 3), in any order: ``lesser name * names + greater name``, the sum, the count.
+    """
+    height, width = ones.shape
+    table = np.full((1024, 3), -1, np.int64)
+    pairs = 0
+    for y in range(height):
+        while 2 * (pairs + width) > len(table):
+            table = _grow(table)
+        at = _NOTHING_FOUND
+        for x in range(width):
+            at, new = _add(table, at, ones[y, x], others[y, x], names, links[y, x], limits)
+            pairs += new
     return table[table[:, 0] >= 0]

@@ -146,7 +146,7 @@ def arrange_labels(
     order = np.concatenate([np.flatnonzero(touches), np.flatnonzero(stays & ~touches)])
     numbers = np.zeros(count + 1, np.uint32)
     numbers[order + 1] = np.arange(1, len(order) + 1, dtype=np.uint32)
-    kernels().renumber(labels, numbers)
+    kernels().renumber(labels, numbers, labels)
     return LabelledChunk(labels, int(touches.sum()), records[order], first[order])
 
 

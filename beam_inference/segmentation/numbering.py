@@ -31,14 +31,16 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.arrays import AnyArray
+from beam_inference.arrays import AnyArray, empty
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.segmentation.compiled import kernels
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, LabelledChunk
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.segmentation.records import add_parts, no_records
 from beam_inference.segmentation.scratch import Arrays, Scratch
 from beam_inference.segmentation.union import number_components, unite
+from beam_inference.volumes.volume import Volume
 
 DoChunk = Callable[[int], None]
 
@@ -73,7 +75,8 @@ def save_chunk(
     chunk: LabelledChunk,
     faces: Mapping[str, AnyArray],
 ) -> None:
-    """Write a labelled chunk's records, and its faces for its neighbours: :func:`faces_after`."""
+    """Write a labelled chunk, its records, and faces for its neighbours: :func:`faces_after`."""
+    scratch.write("labels", index, labels=chunk.labels)
     inner = chunk.records[chunk.touching :]
     kept = _per_plane(plan, inner, plan.grid.core_box(index))
     scratch.write("faces", index, **faces)
@@ -121,6 +124,16 @@ def ids_of(scratch: Scratch, index: int) -> NDArray[np.int64]:
     touching, inner = (scratch.read(kind, index)["ids"] for kind in ("touching_ids", "inner_ids"))
     ids: NDArray[np.int64] = np.concatenate([[0], touching, inner])
     return ids
+
+
+def write_ids(
+    plan: LabelPlan, scratch: Scratch, output: Volume, index: int, ids: NDArray[np.int64]
+) -> None:
+    """Write a chunk of the output: the id of each of its labels."""
+    labels = scratch.read("labels", index)["labels"]
+    values = empty((1, *labels.shape), output.dtype)
+    kernels().renumber(labels, ids.astype(output.dtype), values[0])
+    output.write(plan.grid.core_box(index), values)
 
 
 def _planes(plan: LabelPlan, records: NDArray[np.void]) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.scratch import Scratch
 
-_STAGES_VERSION = 2
+_STAGES_VERSION = 3
 """Counts up when the files that stages write for one another change."""
 
 
@@ -96,20 +96,6 @@ class LabelPlan:
         """The arrays that stages write for one another."""
         return Scratch(self.scratch_url, self.storage)
 
-    def scratch_labels(self) -> OutputSpec:
-        """The volume of labels that are unique in their chunk only."""
-        return OutputSpec(
-            url=f"{self.scratch_url}/labels",
-            format="precomputed",
-            encoding="compressed_segmentation",
-            dtype="uint32",
-            channels=1,
-            bounds=self.grid.roi,
-            block_shape=self.output.block_shape,
-            voxel_size_nm=self.output.voxel_size_nm,
-            storage=self.storage,
-        )
-
     def row(self, z: int, y: int) -> int:
         """The number of a row of chunks along x, by its position on the grid of chunks."""
         return z * self.grid.shape[1] + y
@@ -188,7 +174,7 @@ class SegmentationPlan(LabelPlan):
     floats: bool
     kind: ClassVar[str] = "segment"
     table_folder: ClassVar[str] = "segments"
-    working_bytes: ClassVar[int] = 48
+    working_bytes: ClassVar[int] = 24
     more_memory: ClassVar[str] = ", and 2.6 kB for each fragment in it"
     cause_of_all: ClassVar[str] = "nearly all voxels were joined"
 

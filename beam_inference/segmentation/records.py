@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
+from beam_inference.segmentation.compiled import kernels
 
 RECORD = np.dtype(
     [
@@ -37,11 +38,8 @@ def no_records(count: int) -> NDArray[np.void]:
 
 def add_parts(records: NDArray[np.void], which: NDArray[np.int64], parts: NDArray[np.void]) -> None:
     """Add the records of parts to those of objects; ``which`` are the objects' places, in place."""
-    np.add.at(records["voxels"], which, parts["voxels"])
-    np.minimum.at(records["first"], which, parts["first"])
-    np.minimum.at(records["start"], which, parts["start"])
-    np.maximum.at(records["stop"], which, parts["stop"])
-    np.add.at(records["sums"], which, parts["sums"])
+    fields = [array[name] for array in (records, parts) for name in RECORD.names or ()]
+    kernels().add_parts(which, *fields)
 
 
 def table_lines(
@@ -62,8 +60,9 @@ def table_lines(
     integers = np.column_stack(
         [ids, records["voxels"], records["start"] + offset, records["stop"] + offset]
     )
-    lines = (
-        f"{','.join(map(str, numbers))},{z:.3f},{y:.3f},{x:.3f}\n"
-        for numbers, (z, y, x) in zip(integers.tolist(), centres.tolist(), strict=True)
-    )
-    return "".join(lines)
+    # Columns, not rows: a list for each object would set off Python's garbage collection.
+    columns = [*integers.T.tolist(), *centres.T.tolist()]
+    return "".join(map(_LINE.__mod__, zip(*columns, strict=True)))
+
+
+_LINE = ",".join(["%d"] * 8 + ["%.3f"] * 3) + "\n"

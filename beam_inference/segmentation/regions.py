@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import FRACTION_BITS, MOST
 from beam_inference.segmentation.agglomeration import (
@@ -15,6 +16,7 @@ from beam_inference.segmentation.agglomeration import (
     agglomerate,
     combine_graphs,
     contract,
+    sum_edges,
     sum_records,
 )
 from beam_inference.segmentation.compiled import kernels
@@ -76,72 +78,111 @@ def settle_part(part: Part, threshold: float) -> Outcome:
     )
 
 
+@dataclass(frozen=True)
+class Seam:
+    """The seam before a chunk on one axis.
+
+    Attributes:
+        own: labels of the chunk's first plane, two-dimensional.
+        other: labels of the last plane of the chunk before it.
+        other_ids: the fragment of each of those labels; that of label 0 is 0.
+        links: the links between the two planes.
+    """
+
+    own: NDArray[np.uint32]
+    other: NDArray[np.uint32]
+    other_ids: Names
+    links: AnyArray
+
+
+def label_edges(labels: NDArray[np.uint32], count: int, links: Links) -> NDArray[np.int64]:
+    """Edges between the labels of a chunk, as :func:`chunk_part` takes them."""
+    edges: NDArray[np.int64] = kernels().touching_labels(
+        labels, count, links, _limits(links[0].dtype)
+    )
+    return edges
+
+
 def chunk_part(
-    labels: NDArray[np.uint32],
+    edges: NDArray[np.int64],
     ids: Names,
     records: NDArray[np.void],
-    links: Links,
-    before: Sequence[Names],
-    after: Sequence[bool],
+    before: Sequence[Seam | None],
+    after: Sequence[NDArray[np.uint32]],
 ) -> Part:
-    """Make the graph of one chunk.
+    """Make the graph of one chunk; edges to the chunks after it belong to those.
 
     Args:
-        labels: (z, y, x).
+        edges: edges between its labels, of :func:`label_edges`.
         ids: the fragment of each label; that of label 0 is 0.
         records: records of the labels from 1 on.
-        links: links of the chunk; edges to the chunks after it belong to those.
-        before: for each axis, the fragments in the last plane of the chunk before it, a
-            two-dimensional array; an empty one where there is no chunk.
-        after: for each axis, whether there is a chunk after it.
+        before: for each axis, the seam before the chunk; None where there is no chunk.
+        after: for each axis, the labels of the last plane; empty where there is no chunk after it.
     """
-    names = np.unique(np.concatenate([ids[1:], *(plane[plane > 0] for plane in before)]))
+    beyond = [
+        np.zeros(0, np.int64) if seam is None else _fragments(seam.other_ids, seam.other)
+        for seam in before
+    ]
+    names = np.unique(np.concatenate([ids[1:], *beyond]))
     places = np.searchsorted(names, ids)
     places[0] = -1
+    rows = [_between_regions(edges, places, len(names))]
     sides: list[Names] = []
-    beyond: list[NDArray[np.int32]] = []
-    for axis in range(3):
-        planes = np.moveaxis(labels, axis, 0)
-        sides += [np.zeros(0, np.int64)] * 2
-        beyond.append(np.full(planes[0].shape, -1, np.int32))
-        if before[axis].size:
-            fragments, which = np.unique(before[axis], return_inverse=True)
-            at = np.where(fragments > 0, np.searchsorted(names, fragments), -1)
-            beyond[-1] = at.astype(np.int32)[which]
-            sides[-2] = np.union1d(fragments, ids[planes[0]])
-        if after[axis]:
-            sides[-1] = np.unique(ids[planes[-1]])
+    for seam, others, last in zip(before, beyond, after, strict=True):
+        if seam is None:
+            sides.append(others)
+        else:
+            sides.append(np.union1d(others, _fragments(ids, seam.own)))
+            rows.append(_seam_edges(seam, places, names))
+        sides.append(_fragments(ids, last))
     all_records = no_records(len(names))
     add_parts(all_records, places[1:], records)
+    codes, sums, counts = np.concatenate(rows).T
+    pairs = np.stack(np.divmod(codes, max(1, len(names))), axis=1)
     return Part(
-        RegionGraph(names, all_records, *_edges(labels, places, len(names), links, beyond)),
-        tuple(side[side > 0] for side in sides),
+        RegionGraph(names, all_records, *sum_edges(names, pairs, sums, counts)), tuple(sides)
     )
 
 
-def _edges(
-    labels: NDArray[np.uint32],
-    places: Names,
-    regions: int,
-    links: Links,
-    beyond: Sequence[NDArray[np.int32]],
-) -> tuple[Names, Names, Names]:
-    """Pairs of touching regions, ascending; sums of their affinities; and counts."""
-    floats = links[0].dtype.kind == "f"
-    rows = kernels().touching_regions(
-        labels,
-        places.astype(np.int32),
-        regions,
-        links,
-        tuple(beyond),
-        (
-            float(no_link(links[0].dtype)),
-            MOST if floats else np.inf,
-            2.0**FRACTION_BITS if floats else 1.0,
-        ),
+def _fragments(ids: Names, labels: NDArray[np.uint32]) -> Names:
+    """Names of the fragments in a plane of labels, ascending."""
+    names = np.unique(ids[np.unique(labels)])
+    return names[names > 0]
+
+
+def _between_regions(edges: NDArray[np.int64], places: Names, regions: int) -> NDArray[np.int64]:
+    """Edges between labels as edges between regions, of which several labels may be parts."""
+    one, other = (places[labels] for labels in np.divmod(edges[:, 0], len(places)))
+    codes = np.minimum(one, other) * regions + np.maximum(one, other)
+    between: NDArray[np.int64] = np.column_stack([codes, edges[:, 1:]])[one != other]
+    return between
+
+
+def _seam_edges(seam: Seam, places: Names, names: Names) -> NDArray[np.int64]:
+    """Edges across a seam, between regions."""
+    # Background is 0 for the loop, so that places count from 1.
+    others = np.searchsorted(names, seam.other_ids) + 1
+    others[seam.other_ids == 0] = 0
+    rows: NDArray[np.int64] = kernels().touching_planes(
+        (places + 1).astype(np.int32)[seam.own],
+        others.astype(np.int32)[seam.other],
+        len(names) + 1,
+        seam.links,
+        _limits(seam.links.dtype),
     )
-    codes, sums, counts = rows[np.argsort(rows[:, 0])].T
-    return np.stack(np.divmod(codes, max(1, regions)), axis=1), sums, counts
+    one, other = np.divmod(rows[:, 0], len(names) + 1)
+    rows[:, 0] = (one - 1) * len(names) + other - 1
+    return rows
+
+
+def _limits(dtype: AnyDtype) -> tuple[float, float, float]:
+    """What a link is where there is no edge; the most that an affinity counts; and its unit."""
+    floats = dtype.kind == "f"
+    return (
+        float(no_link(dtype)),
+        MOST if floats else np.inf,
+        2.0**FRACTION_BITS if floats else 1.0,
+    )
 
 
 def group_part(parts: Mapping[Zyx, Part]) -> Part:

@@ -5,17 +5,17 @@ The file of chunk 12 is ``KIND/000000000/000000000012``.
 
 from __future__ import annotations
 
-import io
-import threading
-import zipfile
+import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 
-from beam_inference.arrays import AnyArray
+from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
@@ -52,10 +52,9 @@ class Scratch:
         """Write many files, some at a time."""
 
         def begin(index: int, arrays: Arrays) -> Callable[[], Any]:
-            content = io.BytesIO()
-            _save(content, arrays)
+            content = _pack(arrays)
             return self._request(
-                "write", _key(kind, index), lambda key: self._store.write(key, content.getvalue())
+                "write", _key(kind, index), lambda key: self._store.write(key, content)
             )
 
         for finish in _some_ahead(begin(index, arrays) for index, arrays in files):
@@ -79,8 +78,8 @@ class Scratch:
             try:
                 if response.state != "value":
                     raise self._broken(key, "is absent")
-                arrays = _parse(bytes(response.value))
-            except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+                arrays = _unpack(response.value)
+            except (zstandard.ZstdError, ValueError, TypeError) as error:
                 raise self._broken(key, f"is damaged ({error})") from None
             yield arrays
 
@@ -125,25 +124,48 @@ class Scratch:
         )
 
 
-def _save(content: io.BytesIO, arrays: Arrays) -> None:
-    """Write an ``.npz`` file, compressed five times as fast as NumPy does, by a sixth worse."""
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for name, array in arrays.items():
-            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+def _pack(arrays: Arrays) -> bytes:
+    """One frame of Zstandard, with a checksum: names, dtypes and shapes as JSON, then the values.
+
+    Unlike in an ``.npz`` file, nothing is parsed by ``ast``, and packing takes a tenth of the time.
+    """
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    heads = [[name, _described(each.dtype), each.shape] for name, each in contiguous.items()]
+    packer = zstandard.ZstdCompressor(level=1, write_checksum=True).compressobj()
+    pieces = [packer.compress(json.dumps(heads).encode() + b"\n")]
+    pieces += [packer.compress(each.data.cast("B")) for each in contiguous.values() if each.size]
+    return b"".join([*pieces, packer.flush()])
 
 
-_PARSING = threading.Lock()
-"""Held while NumPy parses a header.
+def _unpack(packed: bytes) -> Arrays:
+    """The arrays that were packed, which can be written to: so loops are compiled for one kind.
 
-It does so with ``ast``, which in Python 3.11 fails now and then when two threads use it at the same
-time ("AST constructor recursion depth mismatch").
-"""
+    Raises:
+        ValueError, TypeError, zstandard.ZstdError: they are damaged.
+    """
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    content = bytearray(unpacker.decompress(packed))
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError("it is cut off, or more follows")
+    start = content.index(b"\n") + 1
+    arrays = {}
+    for name, description, shape in json.loads(content[:start]):
+        dtype = _dtype(description)
+        count = math.prod(shape)
+        arrays[name] = np.frombuffer(content, dtype, count, start).reshape(shape)
+        start += count * dtype.itemsize
+    return arrays
 
 
-def _parse(content: bytes) -> Arrays:
-    with _PARSING, np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+def _described(dtype: AnyDtype) -> str | list[Any]:
+    """A dtype as JSON; of records, their fields."""
+    return dtype.str if dtype.names is None else dtype.descr
+
+
+def _dtype(description: str | list[Any]) -> AnyDtype:
+    if isinstance(description, str):
+        return np.dtype(description)
+    return np.dtype([(name, kind, *map(tuple, shape)) for name, kind, *shape in description])
 
 
 def _key(kind: str, index: int) -> str:

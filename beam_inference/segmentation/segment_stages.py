@@ -3,7 +3,7 @@ r"""The stages that segment a volume of affinities, each begun once the one befo
 ==========  ===================  ==================================================================
 stage       is done for          and does
 ==========  ===================  ==================================================================
-label       each chunk           its watershed, alone; writes labels, records, and faces at seams
+label       each chunk           its watershed, alone; writes labels, their edges, records and faces
 match       each chunk           finds labels on both sides of its seams that are one, as pairs
 unite       all at once          \
 number      a row of chunks (x)   > ids of fragments, see
@@ -40,15 +40,18 @@ from beam_inference.segmentation.numbering import (
     numbering_stages,
     save_chunk,
     save_pairs,
+    write_ids,
 )
 from beam_inference.segmentation.plans import SegmentationPlan
 from beam_inference.segmentation.regions import (
     Names,
     Part,
+    Seam,
     as_arrays,
     chunk_part,
     from_arrays,
     group_part,
+    label_edges,
     settle_part,
 )
 from beam_inference.segmentation.scratch import Arrays, Scratch
@@ -94,7 +97,6 @@ def _affinities(plan: SegmentationPlan) -> Volume:
 def label(plan: SegmentationPlan) -> DoChunk:
     """Make the worker that finds the fragments of each chunk alone."""
     source = _affinities(plan)
-    labels = create_output(plan.scratch_labels())
     scratch = plan.scratch()
 
     def do(index: int) -> None:
@@ -102,7 +104,9 @@ def label(plan: SegmentationPlan) -> DoChunk:
         links = read_links(source, core, to_next=plan.to_next)
         fragments, count, joined = find_fragments(links, plan.low, plan.high)
         chunk = arrange_labels(fragments, count, core, plan.grid, index, 1)
-        labels.write(core, chunk.labels[np.newaxis])
+        at_seams = {f"links{axis}": np.take(link, 0, axis) for axis, link in enumerate(links)}
+        edges = label_edges(chunk.labels, count, links)
+        scratch.write("edges", index, edges=edges, **at_seams)
         first, last = planes_at_seams(chunk.labels, plan.grid, index)
         faces = joined | {f"first{axis}": plane for axis, plane in enumerate(first)}
         faces |= {f"last{axis}": plane for axis, plane in enumerate(last)} | {
@@ -126,41 +130,41 @@ def match(plan: SegmentationPlan) -> DoChunk:
 
 def join_chunk(plan: SegmentationPlan) -> DoChunk:
     """Make the worker that joins what can be joined within a chunk."""
-    source = _affinities(plan)
-    labels = create_output(plan.scratch_labels())
     scratch = plan.scratch()
 
     def do(index: int) -> None:
-        core = plan.grid.core_box(index)
-        has_before, has_after = seams_of(plan.grid, index)
-        before = [
-            _plane_before(plan, scratch, index, axis) if has_before[axis] else _NO_PLANE
+        has_before, _ = seams_of(plan.grid, index)
+        faces = scratch.read("faces", index)
+        edges = scratch.read("edges", index)
+        touching, inner = (scratch.read(kind, index)["records"] for kind in ("touching", "inner"))
+        before: list[Seam | None] = [
+            _seam_before(plan, scratch, index, axis, faces, edges) if has_before[axis] else None
             for axis in range(3)
         ]
-        touching, inner = (scratch.read(kind, index)["records"] for kind in ("touching", "inner"))
         part = chunk_part(
-            np.ascontiguousarray(labels.read(core)[0]),
+            edges["edges"],
             ids_of(scratch, index),
             np.concatenate([touching, inner]),
-            read_links(source, core, to_next=plan.to_next),
             before,
-            has_after,
+            [faces[f"last{axis}"] for axis in range(3)],
         )
         _join(plan, scratch, 0, index, part)
 
     return do
 
 
-_NO_PLANE: Names = np.zeros((0, 0), np.int64)
-
-
-def _plane_before(plan: SegmentationPlan, scratch: Scratch, index: int, axis: int) -> Names:
-    """The fragments in the last plane of the chunk before one."""
+def _seam_before(
+    plan: SegmentationPlan, scratch: Scratch, index: int, axis: int, faces: Arrays, edges: Arrays
+) -> Seam:
+    """The seam between a chunk and the one before it on an axis."""
     z, y, x = (p - s for p, s in zip(plan.grid.position(index), STEPS[axis], strict=True))
     neighbour = plan.grid.index((z, y, x))
-    ids = np.concatenate([[0], scratch.read("touching_ids", neighbour)["ids"]])
-    plane: Names = ids[np.squeeze(scratch.read("faces", neighbour)[f"last{axis}"], axis)]
-    return plane
+    return Seam(
+        own=np.squeeze(faces[f"first{axis}"], axis),
+        other=np.squeeze(scratch.read("faces", neighbour)[f"last{axis}"], axis),
+        other_ids=np.concatenate([[0], scratch.read("touching_ids", neighbour)["ids"]]),
+        links=edges[f"links{axis}"],
+    )
 
 
 def join_group(plan: SegmentationPlan, tier: int) -> DoChunk:
@@ -227,17 +231,15 @@ def _look_up(names: Names, values: Names, wanted: Names) -> Names:
 
 def paint(plan: SegmentationPlan) -> DoChunk:
     """Make the worker that writes the output."""
-    labels = create_output(plan.scratch_labels())
     output = create_output(plan.output)
     scratch = plan.scratch()
 
     def do(index: int) -> None:
-        core = plan.grid.core_box(index)
         ids = ids_of(scratch, index)
         names, to = _ends(plan, scratch, 0, index)
         if len(ids) > 1:
             ids[1:] = _look_up(names, to, ids[1:])
-        output.write(core, ids.astype(output.dtype)[labels.read(core)])
+        write_ids(plan, scratch, output, index, ids)
 
     return do
 

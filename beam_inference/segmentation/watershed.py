@@ -18,6 +18,7 @@ link is :func:`no_link`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -30,7 +31,8 @@ from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, STEPS
 from beam_inference.segmentation.scratch import Arrays
 
 Links = tuple[AnyArray, AnyArray, AnyArray]
-"""Affinities along z, y and x: int32 or float32, one more on that axis than the chunk's shape."""
+"""Affinities along z, y and x, one more on that axis than the chunk's shape: integers with a sign,
+or float32."""
 
 _NEXT = (1, 4, 16)  # as kernels.label_basins numbers them
 """A voxel's choice of the edge to the next voxel along z, y or x."""
@@ -60,17 +62,19 @@ def find_fragments(
         be joined across the seam.
     """
     shape = links[0].shape[0] - 1, *links[0].shape[1:]
-    number = links[0].dtype.type if links[0].dtype.kind == "f" else np.float64
-    choice = np.empty(shape, np.uint8)
-    labels, count = kernels().label_basins(
-        *links, number(low), number(high), number(no_link(links[0].dtype)), choice
+    dtype = links[0].dtype
+    least, most, none = (
+        np.float32(value) if dtype.kind == "f" else math.ceil(value)
+        for value in (low, high, no_link(dtype))
     )
+    choice = np.empty(shape, np.uint8)
+    labels, count = kernels().label_basins(*links, least, most, none, choice)
     joined = {}
     for axis, link in enumerate(links):
         first = _parts(axis, slice(None, 1))
         last = _parts(axis, slice(-1, None))
-        joined[f"joined_first{axis}"] = (choice[first] == _BEFORE[axis]) | (link[first] >= high)
-        joined[f"joined_last{axis}"] = (choice[last] == _NEXT[axis]) | (link[last] >= high)
+        joined[f"joined_first{axis}"] = (choice[first] == _BEFORE[axis]) | (link[first] >= most)
+        joined[f"joined_last{axis}"] = (choice[last] == _NEXT[axis]) | (link[last] >= most)
     return labels, int(count), joined
 
 
@@ -94,8 +98,9 @@ def fragment_pairs(chunks: Mapping[Zyx, Arrays]) -> NDArray[np.int64]:
         if step in chunks:
             other = chunks[step]
             on = own[f"joined_last{axis}"] | other[f"joined_first{axis}"]
-            touching = np.stack([own[f"last{axis}"][on], other[f"first{axis}"][on]], axis=1)
-            codes = np.unique(touching.astype(np.int64), axis=0)
+            ones = own[f"last{axis}"][on].astype(np.int64)
+            both = np.unique(ones << CODE_BITS | other[f"first{axis}"][on])
+            codes = np.stack([both >> CODE_BITS, both & (1 << CODE_BITS) - 1], axis=1)
             codes[:, 1] |= POSITIONS.index(step) << CODE_BITS
             pairs.append(codes)
     return np.concatenate(pairs)

@@ -82,6 +82,12 @@ class InputVolume(Volume):
         self.mask.fill(array, box)
         return array
 
+    def read_into(
+        self, box: BoundingBox, array: AnyArray, timeout: float = TRANSFER_SECONDS
+    ) -> None:
+        """Read as :meth:`read` does, into an array."""
+        array[...] = self.read(box, timeout)
+
     def _read_unmasked(self, box: BoundingBox, timeout: float) -> AnyArray:
         if self.resampling is None:
             return self.stored.read(box, timeout)

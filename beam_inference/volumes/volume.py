@@ -167,6 +167,23 @@ class Volume:
             timeout: seconds after which the read is given up.
 
         Raises:
+            The errors of :meth:`read_into`.
+        """
+        array = arrays.empty((self.channels, *box.shape), self.dtype)
+        self.read_into(box, array, timeout)
+        return array
+
+    def read_into(
+        self, box: BoundingBox, array: AnyArray, timeout: float = TRANSFER_SECONDS
+    ) -> None:
+        """Read the voxels of a box inside the bounds into an array, which may be part of another.
+
+        Args:
+            box: the voxels.
+            array: (channels, *box.shape), of the stored dtype or one that values are converted to.
+            timeout: seconds after which the read is given up.
+
+        Raises:
             StalledReadError: it took longer than ``timeout``.
             TransientReadError: another attempt may succeed.
             PermanentReadError: a block is corrupt, is no file, or cannot be decoded.
@@ -174,7 +191,6 @@ class Volume:
         """
         z0, y0, x0 = box.start
         z1, y1, x1 = box.stop
-        array = arrays.empty((self.channels, *box.shape), self.dtype)
         try:
             voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
             irregular = irregular_block(self.stored_spec, voxels) if box.size else None
@@ -184,6 +200,8 @@ class Volume:
                     "the file of a block is expected, and would be read as zeros. Copy that file "
                     "again."
                 )
+            if array.dtype != self.dtype:
+                voxels = voxels.astype(array.dtype)
             ts.array(array, copy=False).write(voxels).result(timeout=timeout)
         except TimeoutError:
             raise StalledReadError(
@@ -196,7 +214,6 @@ class Volume:
             raise (TransientReadError if may_pass(error) else PermanentReadError)(
                 message
             ) from error
-        return array
 
     def begin_sampling(self, channels: int, wanted: Sequence[slice]) -> ts.Future[AnyArray]:
         """Begin to read some voxels of a box inside the bounds.

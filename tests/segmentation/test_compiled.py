@@ -71,5 +71,5 @@ def test_without_numba_the_extra_is_named(monkeypatch):
 
 def test_numbers_of_labels_are_replaced_in_place():
     labels = np.array([[[0, 2, 1], [2, 2, 0]]], np.uint32)
-    kernels().renumber(labels, np.array([0, 7, 5], np.uint32))
+    kernels().renumber(labels, np.array([0, 7, 5], np.uint32), labels)
     assert labels.tolist() == [[[0, 5, 7], [5, 5, 0]]]

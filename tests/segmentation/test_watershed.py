@@ -55,7 +55,7 @@ def test_sides_that_want_to_be_joined():
 
 
 @pytest.mark.parametrize("to_next", [False, True])
-@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
 def test_links_of_a_chunk_are_those_of_the_volume(to_next, dtype):
     random = np.random.default_rng(0)
     values = random.integers(0, 60000, (3, 6, 7, 8)).astype(dtype)
@@ -75,6 +75,16 @@ def test_links_of_a_chunk_are_those_of_the_volume(to_next, dtype):
             )
         )
         np.testing.assert_array_equal(links, whole[axis][grown])
+
+
+def test_what_is_no_number_is_no_link_and_the_least_affinity_is_one():
+    values = np.full((3, 1, 1, 5), 0.5, np.float32)
+    values[2, 0, 0, 2:4] = np.nan, -np.inf
+    volume = open_volume(write(values), channel=[0, 1, 2], storage=LOCAL)
+    _, _, along_x = read_links(volume, volume.bounds, to_next=False)
+    none = no_link(along_x.dtype)
+    least = np.finfo(np.float32).min
+    assert along_x.ravel().tolist() == [none, 0.5, none, least, 0.5, none]
 
 
 def test_summands_are_exact():
