@@ -105,7 +105,7 @@ The memory that PyTorch leaves free on its heap differs from process to process 
 whole. The projection is for the worst case that was seen.
 """
 
-_STORAGE_LIBRARIES = ("tensorstore", "cloud-volume")
+_STORAGE_LIBRARIES = ("tensorstore", "cloud-volume", "neuroglancer")
 
 _STORAGE_SECONDS = {
     "write_seconds": "write",
@@ -530,40 +530,100 @@ def _storage() -> str:
     """What outputs cost to store, by format and compression."""
     found = json.loads((RESULTS / "storage.json").read_text())
     versions = ", ".join(f"{name} {found['machine'][name]}" for name in _STORAGE_LIBRARIES)
+    heads = ["values", "format", "blocks", "share", "objects", *_STORAGE_SECONDS.values()]
     lines = [
         "## Stored bytes\n",
         (
             "Affinities of a part of FIB-25 by the network of the tests, and the labels of its "
             f"bodies:\n{found['voxels']:,} voxels, the last six planes along x mirrored, in blocks "
-            "of 64³, written in two\nchunks of 128³ to a local disk; a shard is as large as a "
-            f"chunk (`python -m benchmarks.storage`;\n{versions}). Seconds are medians to write "
-            "all, to read all, to read\none block by TensorStore, and to read all by cloud-volume. "
-            "Others used the machine meanwhile: they\ntell tenfold differences, not those of a "
-            "third.\n"
+            "of 64³, written in two\nchunks of 128³ to a local disk (`python -m "
+            f"benchmarks.storage`;\n{versions}). Seconds are those to write\nall, to read all, to "
+            "read one block by TensorStore, and to read all by cloud-volume. Neuroglancer,\nin a "
+            "headless Chromium, shows a section through all of it: requests and megabytes that it "
+            "fetches.\nWhat is left blank was not measured. Others used the machine meanwhile: "
+            "seconds tell tenfold\ndifferences, not those of a third, and only within a format: "
+            "those of precomputed were measured on a\nbusier machine.\n"
         ),
-        _row("values", "format", "blocks", "share", "objects", *_STORAGE_SECONDS.values()),
-        "|---" * (5 + len(_STORAGE_SECONDS)) + "|",
+        _row(*heads, "Neuroglancer"),
+        "|---" * (len(heads) + 1) + "|",
+        *map(_storage_row, found["rows"]),
+        "",
+        _storage_decision(),
+        "",
+        _storage_exchange(found["exchange"]),
+        "",
+        _storage_integers(found["integers"]),
     ]
-    for row in found["rows"]:
-        seconds = [row.get(key) for key in _STORAGE_SECONDS]
-        lines.append(
-            _row(
-                row["values"],
-                row["format"],
-                f"{row['codec']}{', in shards' if row['sharded'] else ''}",
-                f"{row['share']:.1%}",
-                row["objects"],
-                *("" if each is None else f"{each:.3f}" for each in seconds),
-            )
-        )
-    lines.append(
-        "\nSo zarr and OME-Zarr outputs are compressed by zstd at level 1, floating-point numbers "
-        "shuffled before\nit, and N5, which has the same codecs and was not measured. New "
-        "precomputed outputs have shards of\nup to eight blocks, as far as chunks are made of "
-        "them, packed by gzip: jobs pack at lower levels than\nTensorStore, whose shards are in "
-        "the table. Labels of uint32 and uint64 are `compressed_segmentation`\nin them, which "
-        "takes the fewest bytes. What was begun stays as it is."
+    return "\n".join(lines)
+
+
+def _storage_row(row: dict[str, Any]) -> str:
+    seconds = [row.get(key) for key in _STORAGE_SECONDS]
+    shown = row.get("neuroglancer")
+    packing = {0: "", 1: ", a shard a block"}.get(row["blocks"], f", {row['blocks']} in a shard")
+    return _row(
+        row["values"],
+        row["format"],
+        f"{row['codec']}{packing}",
+        f"{row['share']:.1%}",
+        row["objects"],
+        *("" if each is None else f"{each:.3f}" for each in seconds),
+        "" if shown is None else f"{shown['requests']}, {shown['bytes'] / 1e6:.1f} MB",
     )
+
+
+def _storage_decision() -> str:
+    return (
+        "So new zarr, OME-Zarr and N5 outputs are packed block by block by zstd at level 1, "
+        "floating-point\nnumbers shuffled before it; N5 has the same codecs and was not measured. "
+        "They have a file for each\nblock, because cloud-volume reads no shards of zarr. New "
+        "precomputed outputs have shards of up to\neight blocks, as far as chunks are made of "
+        "them, packed by gzip; a shard of one block where no more\nfit. TensorStore packs them at "
+        "zlib's highest level and knows no other; jobs pack them at level 4,\nfloating-point "
+        "numbers at 1. Labels of uint32 and uint64 are `compressed_segmentation` in them. What\n"
+        "was begun, and what is there, stays as it is."
+    )
+
+
+def _storage_exchange(rows: list[dict[str, Any]]) -> str:
+    """What shards add to the sums that chunks pass on."""
+    lines = [
+        "A chunk writes whole shards. By `strategy: exchange` it passes on sums of all voxels of a "
+        "shard that\na neighbour's patch touches: bytes for each voxel of three channels, of 1024³ "
+        "voxels in patches of\n64³ that overlap by 16. The share of `auto` is between that of "
+        "blocks and that of shards as large as\nchunks, for an eighth of the objects.\n",
+        _row("chunk", "written at once", "bytes a voxel"),
+        "|---|---|---|",
+    ]
+    lines += [
+        _row(f"{row['chunk']}³", f"{row['shard']}³", row["seam_bytes_per_voxel"]) for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _storage_integers(rows: list[dict[str, Any]]) -> str:
+    """What codecs make of affinities in uint8."""
+    by_codec: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        by_codec.setdefault(row["codec"], {})[row["how"]] = row
+    lines = [
+        "Affinities in uint8 are nearly halved by each of these, without loss. Neither differences "
+        "of\nneighbours, nor shuffled bits, nor a block for each channel make them smaller, and "
+        "higher\nlevels hardly do: shares of their bytes by codecs of zarr, and megabytes packed "
+        "in a second of the\nprocessor.\n",
+        _row("codec", "share", "MB/s", "differences along x", "a block a channel"),
+        "|---" * 5 + "|",
+    ]
+    lines += [
+        _row(
+            codec,
+            f"{each['']['share']:.1%}",
+            f"{each['']['megabytes_per_cpu_second']:.3g}",
+            f"{each['delta']['share']:.1%}",
+            f"{each['a block a channel']['share']:.1%}",
+        )
+        for codec, each in by_codec.items()
+    ]
     return "\n".join(lines)
 
 
