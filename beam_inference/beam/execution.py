@@ -275,5 +275,9 @@ def _signals(stop: _Stop, stopping: Stopping) -> Iterator[None]:
     try:
         yield
     finally:
+        if stop.signal == signal.SIGUSR1:
+            # Slurm may repeat it while the launch is judged: to the end of the process it says
+            # nothing new, and would otherwise kill it.
+            before[signal.SIGUSR1] = signal.SIG_IGN
         for number, handler in before.items():
             signal.signal(number, handler)

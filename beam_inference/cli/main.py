@@ -165,18 +165,23 @@ def _report(message: str, structured: bool) -> None:
 def _requests_to_stop() -> Iterator[None]:
     """Treat SIGTERM and SIGUSR1 much as Ctrl-C: a running job stops gently, all else ends at once.
 
-    Slurm sends SIGUSR1 before the time of a job is over, if it is told so.
+    Slurm sends SIGUSR1 before the time of a job is over, if it is told so. It may send it more than
+    once: after the first time it is ignored, to the end of the process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            signal.signal(number, signal.SIG_IGN)
         raise AskedToStop
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
     finally:
+        if signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN:
+            before[signal.SIGUSR1] = signal.SIG_IGN
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -23,8 +23,16 @@ from beam_inference.cli.run import flags_parser
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 FILES = sorted((TEMPLATES / "airflow").glob("*.py"))
-# with overwrite a retry would delete
-NOT_IN_THE_FORMS = {"sample", "seed", "overwrite", "allow_pickle", "trust_model", "log_format"}
+# with overwrite a retry would delete, with redo it would do again what is done
+NOT_IN_THE_FORMS = {
+    "sample",
+    "seed",
+    "overwrite",
+    "redo",
+    "allow_pickle",
+    "trust_model",
+    "log_format",
+}
 
 
 class Shell:
