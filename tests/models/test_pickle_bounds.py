@@ -17,16 +17,14 @@ from beam_inference.models.pickle_bounds import (
     check_saved,
 )
 
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
 VALUES = st.recursive(
-    PLAIN,
+    st.none() | st.integers() | st.text(max_size=9) | st.binary(max_size=9),
     lambda inner: (
-        st.lists(inner, max_size=4)
+        st.lists(inner, max_size=3)
         | st.tuples(inner, inner)
-        | st.dictionaries(st.text(max_size=3), inner, max_size=4)
-        | st.dictionaries(st.integers(), inner, max_size=4).map(OrderedDict)
+        | st.dictionaries(st.integers(), inner, max_size=3).map(OrderedDict)
     ),
-    max_leaves=30,
+    max_leaves=8,
 )
 
 
