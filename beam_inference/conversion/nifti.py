@@ -66,7 +66,7 @@ def _read(path: str, packing: str | None) -> RawSource:
     x, y, z = (*shape[:3], 1)[:3]
     layout = RawLayout(stored.str, (channels, z, y, x), "CZYX", _data_offset(header))
     placement = _placement(header)
-    notes = (*placement.notes, _ORDER)
+    notes = placement.notes
     slope, intercept = header.get_slope_inter()
     scaling = (1.0, 0.0) if slope is None else (float(slope), float(intercept))
     is_scaled = scaling != (1.0, 0.0)
@@ -81,7 +81,12 @@ def _read(path: str, packing: str | None) -> RawSource:
     else:
         check_packed_length(path, packing, 0, layout)
     info = SourceInfo(
-        placement.bounds((z, y, x)), channels, dtype, placement.voxel_size_nm, FREE, notes
+        placement.bounds((z, y, x)),
+        channels,
+        dtype,
+        placement.voxel_size_nm,
+        FREE,
+        (*notes, _ORDER),
     )
     return RawSource(path, layout, info, packing, scaling=scaling if is_scaled else None)
 
