@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from beam_inference.errors import BeamInferenceError
+from beam_inference.foreign_text import clean_text
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def tell(message: str) -> None:
     if logger.isEnabledFor(logging.INFO):
         logger.info(message)
     else:
-        print(message, file=sys.stderr, flush=True)
+        print(clean_text(message), file=sys.stderr, flush=True)
 
 
 class Phase(NamedTuple):

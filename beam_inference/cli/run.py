@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -29,6 +29,7 @@ from beam_inference.cli.command import (
     set_action,
 )
 from beam_inference.cli.job_options import JobOptions, TrustOptions, add_overrides, add_trust
+from beam_inference.cli.terminal import print_to_stderr
 from beam_inference.errors import TRY_AGAIN, AskedToStop, ConfigError
 from beam_inference.job.shards import Shard
 from beam_inference.launch.schedulers import shard_of_scheduler
@@ -222,7 +223,7 @@ def _run(options: RunOptions) -> int:
     flags = _flags_with_gpus(options)
     check_device(config.inference.device, options.gpus, flags)
     # with --json, standard output is for the object alone: a network may print, too
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+    with print_to_stderr() if options.json else nullcontext():
         outcome = run_job(
             config,
             flags,

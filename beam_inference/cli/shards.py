@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from beam_inference.cli.argument_types import positive
 from beam_inference.cli.command import PipelineOptions, Subparsers, add_command, set_action
 from beam_inference.cli.job_options import JobOptions, TrustOptions, add_job, add_trust
 from beam_inference.cli.run import check_job_comes_first
+from beam_inference.cli.terminal import print_to_stderr
 from beam_inference.errors import COMPLETE, COMPLETE_BUT_QUARANTINED, FAILED
 
 
@@ -119,7 +119,7 @@ def finish(options: FinishOptions) -> int:
     from beam_inference.launch.launched_job import find_launched_job
     from beam_inference.launch.shards import finish_job
 
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+    with print_to_stderr() if options.json else nullcontext():
         outcome = finish_job(config, options.beam_flags, trust=options.trust)
     is_finished = outcome.exit_code in (COMPLETE, COMPLETE_BUT_QUARANTINED)
     report = None

@@ -61,6 +61,13 @@ def _show_warning(
     (file or sys.stderr).write(escape_controls(text))
 
 
+@contextmanager
+def print_to_stderr() -> Iterator[None]:
+    """Print to standard error, without control characters: standard output is for one object."""
+    with redirect_stdout(cast(TextIO, EscapingStream(sys.stderr))):
+        yield
+
+
 def table_console(width: int) -> Console:
     """A console for tables on standard output, without colours, which need control characters."""
     from rich.console import Console  # slow to import

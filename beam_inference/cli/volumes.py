@@ -18,6 +18,7 @@ from beam_inference.cli.command import (
     set_action,
 )
 from beam_inference.errors import COMPLETE, ConfigError
+from beam_inference.foreign_text import clean_text
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 if TYPE_CHECKING:
@@ -321,7 +322,7 @@ def _print_conversion(plan: ConversionPlan) -> None:
             f"{_sizes_text(made.voxel_size_nm or ())} nm; splines of the orders {orders} (z, y, x)"
         )
     for note in info.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {clean_text(note)}", file=sys.stderr)
     if isinstance(plan, FileConversion):
         print(f"target: {plan.path}, {plan.format}")
         _print_memory(plan.shapes, source.info)

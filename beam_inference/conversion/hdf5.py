@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from beam_inference.config.fields import Json
+from beam_inference.config.json_text import parse_json
 from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.hdf5_chunks import check_chunks
 from beam_inference.conversion.hdf5_links import check_voxels_are_near, follow_links
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
@@ -79,6 +81,7 @@ class Hdf5Source:
             index = tuple(windows.get(axis, slice(None)) for axis in self.axes)
             try:
                 with lock:
+                    check_chunks(dataset, index)
                     array = dataset[index]
             except (OSError, ValueError) as error:
                 raise PermanentReadError(
@@ -235,8 +238,11 @@ def _enumerate(names: list[str]) -> str:
 
 
 def _axes(name: str, dataset: Any) -> str:
-    """Letters of the axes: by the labels of the dataset's dimensions, else (channels,) z, y, x."""
-    labels = "".join(text[:1].upper() for text in _labels(dataset))
+    """Letters of the axes: by the labels of the dataset's dimensions, else (channels,) z, y, x.
+
+    ilastik and vigra write labels of their own, the axistags.
+    """
+    labels = "".join(text[:1].upper() for text in _labels(dataset) or _axistags(dataset))
     axes = labels if len(labels) == dataset.ndim else "CZYX"[-dataset.ndim :]
     if sorted(axes) not in (sorted("ZYX"), sorted("CZYX")) or len(axes) != dataset.ndim:
         raise VolumeError(
@@ -257,6 +263,18 @@ def _labels(dataset: Any) -> list[str]:
     attribute.read(values)
     texts = [value.decode(errors="replace") for value in values if isinstance(value, bytes)]
     return texts if len(texts) == dataset.ndim else []
+
+
+def _axistags(dataset: Any) -> list[str]:
+    """The keys of the axes in the JSON of the attribute ``axistags``; none where it has none."""
+    attribute = _attribute(dataset, "axistags")
+    if attribute is None or attribute.dtype.kind not in "OS" or attribute.shape != ():
+        return []
+    text = dataset.attrs["axistags"]
+    try:
+        return [str(axis["key"]) for axis in parse_json(text)["axes"]]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def _attribute(dataset: Any, key: str) -> Any:

@@ -37,6 +37,7 @@ _VOLUME_STACKS = range(401, 631)
 _IMOD_STAMP = 1146047817
 _IMOD_AT = 152
 _IMOD_SIGNED = 1
+_IMOD_HALF_BYTES = 16
 
 
 def mrc_source(path: str) -> RawSource:
@@ -64,8 +65,15 @@ def _read(path: str, packing: str | None) -> RawSource:
     header = mrc.header
     byteorder = header.dtype["nx"].byteorder
     dtype = mrcfile.utils.dtype_from_mode(header.mode).newbyteorder(byteorder)
-    if dtype == np.int8 and _has_unsigned_bytes(start, byteorder):
-        dtype = np.dtype(np.uint8)
+    flags = _imod_flags(start, byteorder)
+    if dtype == np.int8 and flags is not None:
+        if flags & _IMOD_HALF_BYTES:
+            raise VolumeError(
+                f"{path} holds two values of 4 bits in each byte, as IMOD packs them; expected one "
+                "value a byte or more. Save it as bytes first."
+            )
+        if not flags & _IMOD_SIGNED:  # MRC2014 itself has signed bytes only
+            dtype = np.dtype(np.uint8)
     dtype_name = number_dtype(dtype, path)
     _check_axes(path, header)
     shape = (int(header.nz), int(header.ny), int(header.nx))
@@ -97,13 +105,10 @@ def _check_axes(path: str, header: Any) -> None:
         )
 
 
-def _has_unsigned_bytes(header: bytes, byteorder: str) -> bool:
-    """Whether bytes are unsigned: IMOD wrote the file, and does not flag them as signed.
-
-    MRC2014 itself has signed bytes only.
-    """
+def _imod_flags(header: bytes, byteorder: str) -> int | None:
+    """What IMOD says of the bytes of a file that it wrote; None of files of others."""
     stamp, flags = struct.unpack_from(f"{'>' if byteorder == '>' else '<'}2i", header, _IMOD_AT)
-    return stamp == _IMOD_STAMP and not flags & _IMOD_SIGNED
+    return int(flags) if stamp == _IMOD_STAMP else None
 
 
 def create_mrc(path: str, spec: FileSpec) -> RawLayout:

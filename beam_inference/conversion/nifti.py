@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from beam_inference.arrays import AnyArray
 from beam_inference.conversion.file_spec import FileSpec, xyz
 from beam_inference.conversion.protocol import (
     FREE,
@@ -27,6 +29,7 @@ from beam_inference.conversion.raw_array import (
     read_start,
 )
 from beam_inference.errors import VolumeError
+from beam_inference.geometry.zyx import VoxelSizeNm
 
 _NM = {"meter": 1e9, "mm": 1e6, "unknown": 1e6, "micron": 1e3}
 """Nanometres of a unit, by nibabel's names; without a unit, every reader takes millimetres."""
@@ -129,13 +132,27 @@ def _placement(header: Any) -> Placement:
     unit_nm = _unit_nm(header)
     if len(zooms) < 3 or unit_nm is None:
         return Placement(None)
-    size = stated_voxel_size(float(f"{zoom * unit_nm:.6g}") for zoom in zooms[::-1])
-    if size is None:
-        return Placement(None)
+    stated = _size_nm(zooms, unit_nm)
     if not (int(header["sform_code"]) or int(header["qform_code"])):
-        return Placement(size)
+        return Placement(stated)
     affine = header.get_best_affine()
-    return placement_in_space(size, affine[:3, :3], zooms, affine[:3, 3])
+    spacings = np.linalg.norm(affine[:3, :3], axis=0)
+    size = _size_nm(spacings, unit_nm)
+    if size is None:
+        return Placement(stated)
+    notes: tuple[str, ...] = ()
+    if stated is not None and np.allclose(size, stated, rtol=1e-3, atol=0):
+        size = stated  # an affine has its rounding
+    elif stated is not None:
+        text = " × ".join(f"{n:g}" for n in stated)
+        notes = (f"the voxel size is that of its affine; its pixdim says {text} nm (z, y, x)",)
+    placement = placement_in_space(size, affine[:3, :3].T, spacings, affine[:3, 3])
+    return replace(placement, notes=placement.notes + notes)
+
+
+def _size_nm(spacings: AnyArray, unit_nm: float) -> VoxelSizeNm | None:
+    """The voxel size, ZYX, of steps along x, y, z in a unit; None if they are no lengths."""
+    return stated_voxel_size(float(f"{spacing * unit_nm:.6g}") for spacing in spacings[::-1])
 
 
 def _unit_nm(header: Any) -> float | None:

@@ -138,7 +138,7 @@ def _axes(path: str, header: Header, sizes: list[int]) -> str:
         )
     other = [axis for axis, kind in enumerate(kinds) if str(kind).lower() not in _POSITIONS]
     if len(sizes) == 4 and not other:
-        other = [3]
+        other = _axes_without_position(header) or [3]
     if len(sizes) - len(other) not in (2, 3) or len(other) > 1:
         raise VolumeError(
             f"{path} has the axes {', '.join(map(str, kinds))} of {sizes} (fastest first); "
@@ -148,6 +148,16 @@ def _axes(path: str, header: Header, sizes: list[int]) -> str:
     for axis in other:
         letters.insert(axis, "C")
     return "".join(letters[: len(sizes)][::-1])
+
+
+def _axes_without_position(header: Header) -> list[int]:
+    """The axes, fastest first, of which the header says that they lead nowhere in space."""
+    directions = header.get("space directions")
+    if directions is None:
+        directions = header.get("spacings")
+    if directions is None:
+        return []
+    return [axis for axis, each in enumerate(directions) if each is None or np.isnan(each).any()]
 
 
 def _placement(header: Header, axes: str) -> Placement:

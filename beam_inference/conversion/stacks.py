@@ -125,12 +125,18 @@ def _format_of(path: str) -> _SliceFormat:
 
 
 def _paths(pattern: str) -> list[str]:
-    """The slices that a glob gives, in natural order."""
-    paths = [
-        path
-        for path in glob.iglob(pattern)
-        if Path(path).suffix.lower() in _FORMATS and Path(path).is_file()
-    ]
+    """The slices that a glob gives, in natural order.
+
+    Raises:
+        VolumeError: something with the name of a slice is no file: the slice would be left out.
+    """
+    paths = [path for path in glob.iglob(pattern) if Path(path).suffix.lower() in _FORMATS]
+    for path in paths:
+        if not Path(path).is_file():
+            raise VolumeError(
+                f"{path} has the name of a slice, and is a folder or the like, or a link that "
+                "leads nowhere. Copy that file again, or give a glob that leaves it out."
+            )
     return sorted(paths, key=natural_key)
 
 

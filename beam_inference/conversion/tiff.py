@@ -534,7 +534,8 @@ def _decode(file: int, page: Any, box: BoundingBox) -> Voxels:
     columns = ceil_div(keyframe.imagewidth, width)
     _, y0, x0 = box.start
     _, y1, x1 = box.stop
-    out = np.zeros((keyframe.samplesperpixel, *box.shape), keyframe.dtype.newbyteorder("="))
+    shape = (int(keyframe.samplesperpixel), *box.shape)
+    out = np.full(shape, keyframe.nodata, keyframe.dtype.newbyteorder("="))
     planes = keyframe.samplesperpixel if keyframe.planarconfig == _SEPARATE else 1
     for plane in range(planes):
         for row in range(y0 // length, ceil_div(y1, length)):
@@ -552,12 +553,13 @@ def _decode(file: int, page: Any, box: BoundingBox) -> Voxels:
 
 
 def _segment(file: int, page: Any, index: int) -> Voxels | None:
-    """Decode a strip or tile: (y, x, channels); None in a sparse file that leaves it out: zeros."""
+    """Decode a strip or tile: (y, x, channels); None in a sparse file that leaves it out."""
     count = int(page.databytecounts[index])
-    if not count:
+    offset = int(page.dataoffsets[index])
+    if not (count or offset):
         return None
-    data = os.pread(file, count, int(page.dataoffsets[index]))
-    if len(data) < count:
+    data = os.pread(file, count, offset)
+    if not count or len(data) < count:
         raise ValueError("it was cut off")
     _check_unpacked_size(page.keyframe, data)
     tables = {}
@@ -608,7 +610,7 @@ def _ome_voxel_size(text: str) -> VoxelSizeNm | None:
 
 
 def _imagej_voxel_size(metadata: Json, tags: Any) -> VoxelSizeNm | None:
-    unit = length_nm(str(metadata.get("unit", "")).replace("\\u00B5", "µ"))
+    unit = _imagej_unit_nm(str(metadata.get("unit", "")))
     spacing = metadata.get("spacing")
     if (
         unit is None
@@ -622,7 +624,16 @@ def _imagej_voxel_size(metadata: Json, tags: Any) -> VoxelSizeNm | None:
     if not (x_pixels and y_pixels):
         return None
     sizes = (float(spacing), y_units / y_pixels, x_units / x_pixels)
-    return stated_voxel_size(float(f"{size * unit:.6g}") for size in sizes)
+    units = [metadata.get(f"{axis}unit") for axis in "zyx"]  # where it is not that of x
+    lengths = [unit if each is None else _imagej_unit_nm(str(each)) for each in units]
+    return stated_voxel_size(
+        math.nan if length is None else float(f"{size * length:.6g}")
+        for size, length in zip(sizes, lengths, strict=True)
+    )
+
+
+def _imagej_unit_nm(unit: str) -> float | None:
+    return length_nm(unit.replace("\\u00B5", "µ"))
 
 
 def create_tiff(path: str, spec: FileSpec) -> RawLayout:

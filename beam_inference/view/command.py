@@ -12,6 +12,7 @@ from pathlib import Path
 
 from beam_inference.config.storage import check_url
 from beam_inference.errors import COMPLETE, ConfigError
+from beam_inference.foreign_text import clean_text
 from beam_inference.launch.job_files import load_job
 from beam_inference.view.layers import View, view_of
 from beam_inference.view.viewer_state import hosted_link
@@ -52,7 +53,7 @@ def look(
     job = load_job(jobs[0], overrides) if jobs else None
     view = view_of(job, volumes, patches=patches)
     for shown in view.shown:
-        print(f"{shown.name}: {shown.url}", file=sys.stderr)
+        print(clean_text(f"{shown.name}: {shown.url}"), file=sys.stderr)
     if view.folders and not link:
         _serve(view, bind, port, browser)
     elif view.folders:

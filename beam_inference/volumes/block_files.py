@@ -1,7 +1,8 @@
 """Files of blocks that TensorStore would silently read as zeros, or wait for without end.
 
 A block that is absent reads as the fill value, and so does one whose name is another than expected,
-or that is a folder. A pipe in place of a file never answers.
+that is a folder, or a link that leads nowhere, and all that a shard holds behind a blank index. A
+pipe in place of a file never answers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,27 +38,73 @@ def unread_suffix(name: str) -> str | None:
     return None if match is None else match[1]
 
 
-def irregular_block(stored: Json, window: ts.TensorStore) -> str | None:
-    """The path of a local block that is there, and is no file; None if there is none.
+def block_fault(stored: Json, window: ts.TensorStore) -> str | None:
+    """What is wrong with a local block that would be read as zeros; None if nothing is.
 
     Looking costs a request to the file system for each block, which TensorStore makes again.
 
     Args:
         stored: TensorStore's spec of the stored array.
         window: what is to be read of it.
+
+    Returns:
+        The beginning of a sentence, which names the file.
     """
     kvstore = stored.get("kvstore")
     if not isinstance(kvstore, dict) or kvstore.get("driver") != "file":
         return None
+    index_bytes = _shard_index_bytes(stored)
     for key in _block_keys(stored, window):
-        path = f"{kvstore['path']}{key}"
-        try:
-            mode = os.stat(path).st_mode
-        except OSError:
-            continue  # it is absent, or TensorStore says what is wrong
-        if not stat.S_ISREG(mode):
-            return path
+        fault = _file_fault(Path(kvstore["path"]), key, index_bytes)
+        if fault is not None:
+            return fault
     return None
+
+
+def _file_fault(folder: Path, key: str, index_bytes: int) -> str | None:
+    path = folder / key
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        irregular = _place_of_no_folder(folder, key)
+    except OSError:
+        return None  # TensorStore says what is wrong
+    else:
+        irregular = None if stat.S_ISREG(status.st_mode) else path
+        is_shard = index_bytes > 0 and irregular is None
+        if is_shard and _has_blank_index(path, index_bytes, status.st_size, status.st_mtime_ns):
+            return f"{path} is a shard whose index lists no blocks, though more follows it"
+    if irregular is None:
+        return None
+    return (
+        f"{irregular} is a folder or the like, or a link that leads nowhere, where the file of a "
+        "block is expected"
+    )
+
+
+def _place_of_no_folder(folder: Path, key: str) -> Path | None:
+    """What is in the way of a block that cannot be found: a broken link, or a file for a folder."""
+    parts = key.split("/")
+    for count in range(len(parts), 0, -1):
+        place = folder.joinpath(*parts[:count])
+        if os.path.lexists(place):
+            return None if place.is_dir() else place
+    return None
+
+
+def _shard_index_bytes(stored: Json) -> int:
+    """Bytes of the index that a shard of a precomputed volume begins with; 0 of other volumes."""
+    sharding = stored.get("scale_metadata", {}).get("sharding")
+    return 16 << sharding["minishard_bits"] if sharding else 0
+
+
+@lru_cache(maxsize=10_000)
+def _has_blank_index(path: Path, index_bytes: int, size: int, _modified_ns: int) -> bool:
+    """Whether a shard's index lists nothing, and more follows it: it was torn."""
+    if size <= index_bytes:
+        return False
+    with path.open("rb") as file:
+        return not any(file.read(index_bytes))
 
 
 def _block_keys(stored: Json, window: ts.TensorStore) -> Iterator[str]:

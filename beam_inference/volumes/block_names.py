@@ -1,7 +1,8 @@
 """Names of blocks that a volume's metadata imply, held against those of its files.
 
 Absent blocks read as the fill value. So where metadata speak of other blocks than those that were
-written (another separator, other extents, another offset, shards), every voxel would.
+written (another separator, other extents, another offset, shards), every voxel would; and where one
+file has another name than the others (``0-64_0-64_0-64.gz.part``), the voxels of that one.
 """
 
 from __future__ import annotations
@@ -16,23 +17,28 @@ from pathlib import Path
 from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.zyx import ceil_div
+from beam_inference.volumes.drafts import file_of_draft
 
 logger = logging.getLogger(__name__)
 
 _MOST_ENTRIES = 10_000
-"""Entries of folders that are looked at for a block."""
+"""Entries of folders that are looked at."""
 
 _LIKE_BLOCKS = re.compile(r"(c[./])?-?\d+([._/-]-?\d+)*|[\da-f]+\.shard")
 """Names that some format or other gives to blocks, or to shards."""
 
-IsBlock = Callable[[str], bool]
-"""Says whether a path in the folder of the blocks is that of a block."""
+_SHARD = re.compile(r"([\da-fA-F]{1,16})\.shard(?:[^/]*)")
+
+BlockOf = Callable[[str], str | None]
+"""The path, by the metadata, of the block that a file is, or by its name seems to be meant as; None
+of other files."""
 
 
 def check_block_names(name: str, stored: Json, suffixes: Sequence[str] = ()) -> None:
     """Refuse a local volume whose files are not the blocks that its metadata speak of.
 
-    One file that is a block is enough; a volume without blocks is warned of.
+    A block may be absent, but not where a file is that seems to be meant as it. A volume without
+    blocks is warned of.
 
     Args:
         name: the volume's name in messages.
@@ -40,40 +46,88 @@ def check_block_names(name: str, stored: Json, suffixes: Sequence[str] = ()) -> 
         suffixes: what the names of its blocks may end with, beyond what the metadata imply.
 
     Raises:
-        VolumeError: there are files with names of blocks, and none is a block's.
+        VolumeError: there are files with names of blocks, and none is a block's; or a file seems to
+            be meant as a block that is absent.
     """
     kvstore = stored.get("kvstore")
     if not isinstance(kvstore, dict) or kvstore.get("driver") != "file":
         return
     folder = Path(kvstore["path"])
-    is_block: IsBlock | None = None
+    block_of: BlockOf | None = None
     if stored["driver"] == "neuroglancer_precomputed":
-        folder /= stored["scale_metadata"]["key"]
-        is_block = _precomputed_names(stored["scale_metadata"])
+        scale = stored["scale_metadata"]
+        folder /= scale["key"]
+        block_of = _shard_names(scale) if scale.get("sharding") else _precomputed_names(scale)
+        _check_hashed_shards(name, folder, scale)
     elif stored["driver"] in _GRIDS:
-        is_block = _grid_names(*_GRIDS[stored["driver"]](stored["metadata"]))
-    if is_block is None:
-        return
-    other = None
+        block_of = _grid_names(*_GRIDS[stored["driver"]](stored["metadata"]))
+    if block_of is not None:
+        _check_files(name, folder, block_of, suffixes)
+
+
+def _check_files(name: str, folder: Path, block_of: BlockOf, suffixes: Sequence[str]) -> None:
+    has_blocks = False
+    other: str | None = None
+    stray: tuple[str, str] | None = None
     for file in _files_below(folder):
-        suffix = next((each for each in suffixes if file.endswith(each)), "")
-        path = file.removesuffix(suffix)
-        if is_block(path):
-            return
-        if other is None and _LIKE_BLOCKS.fullmatch(path):
+        block = block_of(file)
+        paths = [] if block is None else [f"{block}{suffix}" for suffix in ("", *suffixes)]
+        if file in paths:
+            has_blocks = True
+        elif block is not None:
+            if stray is None and not any(os.path.lexists(folder / path) for path in paths):
+                stray = (file, block)
+        elif other is None and _is_like_block(file, suffixes):
             other = file
-    if other is not None:
+    if has_blocks and stray is not None:
         raise VolumeError(
-            f"{name} holds files of blocks, such as {other}, and none has a name that its metadata "
-            "imply: every voxel would read as the fill value. The extents of blocks, the offset, "
-            "the separator or the shards that the metadata state are not those that were written."
+            f"{name} holds the file {stray[0]}, which seems to be meant as the block {stray[1]}, "
+            "and there is none of that name: its voxels would read as the fill value. Was it "
+            "copied completely? Give it that name, or remove it if the block is to be absent; or "
+            "mend the metadata, if what they state is not what was written."
         )
-    logger.warning("%s has no blocks: every voxel of it reads as the fill value", name)
+    if not has_blocks and (other is not None or stray is not None):
+        example = other if stray is None else stray[0]
+        raise VolumeError(
+            f"{name} holds files of blocks, such as {example}, and none has a name that its "
+            "metadata imply: every voxel would read as the fill value. The extents of blocks, the "
+            "offset, the separator or the shards that the metadata state are not those that were "
+            "written."
+        )
+    if not has_blocks:
+        logger.warning("%s has no blocks: every voxel of it reads as the fill value", name)
+
+
+def _is_like_block(file: str, suffixes: Sequence[str]) -> bool:
+    suffix = next((each for each in suffixes if file.endswith(each)), "")
+    return _LIKE_BLOCKS.fullmatch(file.removesuffix(suffix)) is not None
+
+
+def _check_hashed_shards(name: str, folder: Path, scale: Json) -> None:
+    """Refuse what is no file in place of a shard, where nothing tells which shards a read needs.
+
+    Raises:
+        VolumeError: a shard is a folder, or a link that leads nowhere, which would read as zeros.
+    """
+    if not scale.get("sharding") or scale["sharding"]["hash"] == "identity":
+        return
+    with os.scandir(folder) as entries:
+        for entry in islice(entries, _MOST_ENTRIES):
+            if _SHARD.fullmatch(entry.name) and not entry.is_file():
+                raise VolumeError(
+                    f"{name} holds {entry.name}, which is a folder or the like, or a link that "
+                    "leads nowhere, where a shard is expected: its blocks would read as zeros. "
+                    "Copy that file again."
+                )
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Paths of files in a folder and those in it; only so many entries are looked at."""
-    return (path for path in islice(_entries_below(str(folder), ""), _MOST_ENTRIES) if path)
+    """Paths of files in a folder and those in it, but for drafts; only so many entries are seen."""
+    return (
+        path
+        for path in islice(_entries_below(str(folder), ""), _MOST_ENTRIES)
+        if path and file_of_draft(path.rpartition("/")[2]) is None
+    )
 
 
 def _entries_below(folder: str, prefix: str) -> Iterator[str | None]:
@@ -116,41 +170,48 @@ arrays and of blocks."""
 
 def _grid_names(
     prefix: str, separator: str, shape: Sequence[int], chunk_shape: Sequence[int]
-) -> IsBlock:
+) -> BlockOf:
     counts = [ceil_div(n, chunk) for n, chunk in zip(shape, chunk_shape, strict=True)]
+    positions = re.compile(r"(?:c[./])?(\d{1,19}(?:[./]\d{1,19})*)(?:[^\d/][^/]*)?")
 
-    def is_block(path: str) -> bool:
-        parts = path.removeprefix(prefix).split(separator)
-        if not path.startswith(prefix) or len(parts) != len(counts):
-            return False
-        return all(
-            part.isdecimal() and int(part[:20]) < count
-            for part, count in zip(parts, counts, strict=True)
-        )
+    def block_of(path: str) -> str | None:
+        found = positions.fullmatch(path)
+        numbers = [] if found is None else [int(part) for part in re.split("[./]", found[1])]
+        if len(numbers) != len(counts) or not all(map(int.__lt__, numbers, counts)):
+            return None
+        return prefix + separator.join(map(str, numbers))
 
-    return is_block
+    return block_of
 
 
-def _precomputed_names(scale: Json) -> IsBlock:
-    if scale.get("sharding"):
-        digits = max(1, ceil_div(scale["sharding"]["shard_bits"], 4))
-        shard = re.compile(rf"[\da-f]{{{digits}}}\.shard")
-        return lambda path: shard.fullmatch(path) is not None
+def _shard_names(scale: Json) -> BlockOf:
+    bits = scale["sharding"]["shard_bits"]
+    digits = max(1, ceil_div(bits, 4))
+
+    def block_of(path: str) -> str | None:
+        found = _SHARD.fullmatch(path)
+        number = -1 if found is None else int(found[1], 16)
+        return f"{number:0{digits}x}.shard" if 0 <= number < 1 << bits else None
+
+    return block_of
+
+
+def _precomputed_names(scale: Json) -> BlockOf:
     axes = list(zip(scale["voxel_offset"], scale["size"], scale["chunk_size"], strict=True))
-    block = re.compile("_".join([r"(-?\d{1,19})-(-?\d{1,19})"] * 3))
+    extents = "_".join([r"(-?\d{1,19})-(-?\d{1,19})"] * 3)
+    block = re.compile(rf"{extents}(?:\D[^/]*)?")
 
-    def is_block(path: str) -> bool:
+    def block_of(path: str) -> str | None:
         found = block.fullmatch(path)
         if found is None:
-            return False
-        numbers = [int(number) for number in found.groups()]
-        return all(
-            offset <= start < offset + size
-            and (start - offset) % chunk == 0
-            and stop == min(start + chunk, offset + size)
-            for start, stop, (offset, size, chunk) in zip(
-                numbers[::2], numbers[1::2], axes, strict=True
-            )
-        )
+            return None
+        starts = [int(number) for number in found.groups()[::2]]
+        parts = []
+        for start, (offset, size, chunk) in zip(starts, axes, strict=True):
+            if not offset <= start < offset + size:
+                return None
+            begin = start - (start - offset) % chunk
+            parts.append(f"{begin}-{min(begin + chunk, offset + size)}")
+        return "_".join(parts)
 
-    return is_block
+    return block_of

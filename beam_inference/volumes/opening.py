@@ -248,6 +248,7 @@ def as_volume(
         axes = read_axes(url, store, attributes)
     else:
         axes = Axes(group_scale.axes, group_scale.voxel_size_nm)
+        _check_order(url, store, axes.labels)
     if len(axes.labels) != store.rank:
         raise VolumeError(f"{url} names the axes {axes.labels} of an array that has {store.rank}")
     store, axes = take_positions(url, store, axes, select or {})
@@ -279,6 +280,17 @@ def as_volume(
         return volume
     tell_rest(url, group_scale.origin)
     return volume.place_at(group_scale.origin)
+
+
+def _check_order(url: str, store: ts.TensorStore, labels: list[str]) -> None:
+    """Refuse an array of a group that states the group's axes in another order itself."""
+    own = [dimension.label.lower() for dimension in store.domain]
+    named = [label.lower() for label in labels]
+    if own != named and sorted(own) == sorted(named):
+        raise VolumeError(
+            f"{url} lists the axes {named}, and its array itself names them {own}: one of them is "
+            "wrong. Correct it; or open the array by its own path, to read it as it says itself."
+        )
 
 
 def _as_voxel_size(*sizes_nm: float | None) -> VoxelSizeNm | None:

@@ -59,7 +59,9 @@ def _unpack_zstd(packed: bytes, most: int) -> bytes:
 
     member = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(packed)
     content = member.read(most + 1)
-    _check_end(len(content), most, is_whole=not member.read(1))
+    stated = zstandard.frame_content_size(packed)  # -1 for unknown; a cut frame reads as it is
+    is_whole = stated in (-1, len(content)) and not member.read(1)
+    _check_end(len(content), most, is_whole=is_whole)
     return content
 
 
@@ -268,9 +270,14 @@ class _Blocks:
             try:
                 mode = os.stat(path).st_mode
             except FileNotFoundError:
-                continue
+                if not path.is_symlink():
+                    continue
+                mode = 0
             if not stat.S_ISREG(mode):
-                raise ValueError(f"{path} is a folder or the like, where the file of a block is")
+                raise ValueError(
+                    f"{path} is a folder or the like, or a link that leads nowhere, where the file "
+                    "of a block is expected"
+                )
             files.append(path)
         if len(files) > 1:
             names = ", ".join(path.name for path in files)

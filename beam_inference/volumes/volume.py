@@ -30,7 +30,7 @@ from beam_inference.geometry.fill import Fill, fill_outside, source_box
 from beam_inference.geometry.origin import AT_ZERO, Origin
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, add, subtract, triple
 from beam_inference.limits import layers_at_once
-from beam_inference.volumes.block_files import irregular_block
+from beam_inference.volumes.block_files import block_fault
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
     KvStore,
@@ -193,12 +193,11 @@ class Volume:
         z1, y1, x1 = box.stop
         try:
             voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
-            irregular = irregular_block(self.stored_spec, voxels) if box.size else None
-            if irregular is not None:
+            fault = block_fault(self.stored_spec, voxels) if box.size else None
+            if fault is not None:
                 raise PermanentReadError(
-                    f"cannot read {box} of {self.url}: {irregular} is a folder or the like, where "
-                    "the file of a block is expected, and would be read as zeros. Copy that file "
-                    "again."
+                    f"cannot read {box} of {self.url}: {fault}, and would be read as zeros. Copy "
+                    "that file again."
                 )
             if array.dtype != self.dtype:
                 voxels = voxels.astype(array.dtype)

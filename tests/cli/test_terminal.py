@@ -10,7 +10,7 @@ import pytest
 
 from beam_inference.cli.logs import configure
 from beam_inference.cli.main import main
-from beam_inference.cli.terminal import EscapingStream, escape_output
+from beam_inference.cli.terminal import EscapingStream, escape_output, print_to_stderr
 
 HOSTILE = "\x1b]0;title\x07 https://user:planted@host/em"
 
@@ -81,3 +81,11 @@ def test_an_option_takes_no_dashes_for_a_value(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["plan", "job.yaml", "--set=--"])
     assert "argument --set: expected a value, found --" in capsys.readouterr().err
+
+
+def test_what_is_printed_beside_an_object_has_no_control_characters(capsys):
+    with print_to_stderr():
+        print("a \x1b[31mred\x07 name")
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "a \\x1b[31mred\\x07 name\n"

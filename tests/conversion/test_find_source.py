@@ -1,5 +1,8 @@
 """Volumes in files as other programs wrote them: voxels, sizes, offsets, and what is refused."""
 
+import json
+import zlib
+
 import h5py
 import numpy as np
 import pytest
@@ -54,6 +57,14 @@ def test_a_position_that_is_not_kept_is_told(tmp_path, matrix, origin, note):
     assert note in source.info.notes[0]
 
 
+def test_the_affine_of_nifti_counts_where_it_is_not_that_of_its_pixdim(tmp_path):
+    array = random_array("uint8")
+    content = nifti_bytes(array, (2, 2, 3), np.diag([1.0, 1, 4]), (10, 0, 8))
+    source = source_of(write_file(tmp_path / "a.nii", content))
+    assert_holds(source, array, (4e6, 1e6, 1e6), (2, 0, 10))
+    assert "its pixdim says 3e+06 × 2e+06 × 2e+06 nm" in source.info.notes[0]
+
+
 def test_nifti_with_scaled_values_is_what_nibabel_says(tmp_path):
     import nibabel
 
@@ -96,6 +107,20 @@ def test_nrrd_with_channels(tmp_path, kinds, axes):
     )
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["space dimension: 3", "space directions: none (4,0,0) (0,4,0) (0,0,40)"],
+        ["kinds: ??? domain domain domain", "spacings: nan 4 4 40"],
+        ["spacings: nan 4 4 40"],
+    ],
+)
+def test_an_axis_of_nrrd_that_leads_nowhere_is_that_of_channels(tmp_path, lines):
+    array = random_array("uint8", (4, 5, 6, 3))
+    source = source_of(write_file(tmp_path / "a.nrrd", nrrd_bytes(array, lines)))
+    assert_holds(source, np.moveaxis(array, -1, 0))
+
+
 def test_nrrd_with_its_data_beside_it(tmp_path):
     array = random_array("uint8")
     content = nrrd_bytes(array, ["data file: a.raw", "byte skip: -1", "spacings: 1 1 3"])
@@ -122,6 +147,12 @@ def test_bytes_of_mrc_are_signed_unless_imod_says_otherwise(tmp_path, imod, dtyp
     assert_holds(
         source_of(write_file(tmp_path / "a.mrc", mrc_bytes(array, (0, 0, 0), imod=imod))), array
     )
+
+
+def test_bytes_in_which_imod_has_packed_two_values_are_refused(tmp_path):
+    content = mrc_bytes(random_array("int8"), (0, 0, 0), imod=16)
+    with pytest.raises(VolumeError, match="two values of 4 bits in each byte"):
+        source_of(write_file(tmp_path / "a.mrc", content))
 
 
 @pytest.mark.parametrize(
@@ -168,6 +199,37 @@ def test_hdf5(tmp_path):
             source_of(path, name)
     with pytest.raises(VolumeError, match="has the axes"):
         source_of(path, "list")
+
+
+@pytest.mark.parametrize("axes", ["zyxc", "xyz", "czyx"])
+def test_axes_of_hdf5_as_ilastik_states_them(tmp_path, axes):
+    array = random_array("uint8", (3, 4, 5, 6)[: len(axes)])
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        dataset = file.create_dataset("exported_data", data=array)
+        keys = [{"key": axis, "typeFlags": 2, "resolution": 0} for axis in axes]
+        dataset.attrs["axistags"] = json.dumps({"axes": keys})
+    assert_holds(source_of(tmp_path / "a.h5"), as_czyx(array, axes.upper()))
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_chunk_of_hdf5_that_holds_too_little_is_damaged(tmp_path, compression, checksum):
+    """HDF5 would read on in memory behind it."""
+    array = random_array("uint16", (8, 8, 8))
+    half = array[:2, :4, :4].tobytes()
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        keys = {"compression": compression, "shuffle": True, "fletcher32": checksum}
+        dataset = file.create_dataset("v", data=array, chunks=(4, 4, 4), **keys)
+        file.create_dataset("sound/v/w/x/y", data=array[0])
+        if not checksum:
+            packed = half if compression is None else zlib.compress(half)
+            dataset.id.write_direct_chunk((4, 4, 4), packed)
+    source = source_of(tmp_path / "a.h5")
+    if checksum:
+        assert_holds(source, array)
+        return
+    with pytest.raises(PermanentReadError, match=r"\(4, 4, 4\) .* holds 64 bytes, expected 128"):
+        source.open()(source.info.bounds)
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.nii", "a.mrc", "a.nrrd"])

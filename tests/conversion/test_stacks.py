@@ -1,5 +1,7 @@
 """TIFF files and stacks of slices: order, gaps, differences, and windows against the whole."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from foreign_files import tiff_bytes, write_file
@@ -223,3 +225,50 @@ def test_slices_that_change_after_the_launch(tmp_path):
         source.open()
     box = BoundingBox((3, 2, 3), (4, 5, 9))
     assert source_of(folder).open()(box).shape == (1, 1, 3, 6)
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, lambda path: path.symlink_to("nowhere")])
+def test_a_slice_that_is_no_file_is_refused(tmp_path, put):
+    save_slices(tmp_path / "s", random_array("uint8", (4, 20, 30)))
+    last = max((tmp_path / "s").iterdir())
+    last.unlink()
+    put(last)
+    with pytest.raises(VolumeError, match="has the name of a slice, and is a folder or the like"):
+        source_of(tmp_path / "s")
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_a_strip_of_no_bytes_is_left_out_or_damaged(tmp_path, is_sparse):
+    import tifffile
+
+    array = random_array("uint8", (20, 30))
+    keys = {"compression": "zlib", "rowsperstrip": 5, "extratags": [(42113, "s", 0, "7", True)]}
+    tifffile.imwrite(tmp_path / "a.tif", array, **keys)
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as tiff:
+        page = tiff.pages[0]
+        counts = [*page.databytecounts]
+        offsets = [*page.dataoffsets]
+        counts[1] = 0
+        page.tags[279].overwrite(counts)
+        if is_sparse:
+            offsets[1] = 0
+            page.tags[273].overwrite(offsets)
+    source = source_of(tmp_path / "a.tif")
+    if is_sparse:
+        array[5:10] = 7
+        assert_holds(source, array[None])
+        return
+    with pytest.raises(PermanentReadError, match="cut off"):
+        source.open()(source.info.bounds)
+
+
+def test_a_unit_of_imagej_for_z_alone(tmp_path):
+    import tifffile
+
+    array = random_array("uint8", (3, 20, 30))
+    for unit, size in (("nm", (40.0, 4.0, 4.0)), ("pixel", None)):
+        metadata = {"axes": "ZYX", "spacing": 40, "unit": "um", "zunit": unit}
+        tifffile.imwrite(
+            tmp_path / "a.tif", array, imagej=True, resolution=(250, 250), metadata=metadata
+        )
+        assert_holds(source_of(tmp_path / "a.tif"), array, size)

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import tifffile
 from foreign_files import mrc_bytes, nifti_bytes, nrrd_bytes, tiff_bytes
+from PIL import Image
 from source_volumes import random_array
 
 from beam_inference.cli.main import main
@@ -779,3 +780,13 @@ def test_names_of_odd_letters(tmp_path):  # 460
 def test_a_good_nrrd_file_of_many_lines(tmp_path):  # 50
     (tmp_path / "a.nrrd").write_bytes(nrrd_bytes(ARRAY, ["kinds: domain domain domain"]))
     check_converted(tmp_path / "a.nrrd", tmp_path)
+
+
+def test_notes_on_names_of_slices_steer_no_terminal(tmp_path, capsys):
+    (tmp_path / "s").mkdir()
+    for name in ("a\x1b[31m0", "a\x1b[31m1", "b\x1b]0;x\x073"):
+        Image.fromarray(random_array("uint8", (8, 9))).save(tmp_path / "s" / f"{name}.png")
+    assert main(["convert", f"{tmp_path}/s", f"{tmp_path}/a.npy", "--drop=voxel-size,offset"]) == 0
+    told = capsys.readouterr()
+    assert r"the order of the slices is a\x1b[31m0.png" in told.err
+    assert not {"\x1b", "\x07"}.intersection(told.out + told.err)

@@ -1,6 +1,8 @@
 """Files of blocks that would be read as zeros, or never."""
 
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,3 +138,37 @@ def test_pipes_are_not_waited_for(tmp_path):
     os.mkfifo(block)
     with pytest.raises(PermanentReadError):
         open_volume(url).read(BoundingBox((0, 0, 0), (1, 1, 1)))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_link_that_leads_nowhere_in_place_of_a_block_is_noticed(tmp_path, format):
+    """As git-annex and datalad leave them for files whose content was not fetched."""
+    volume = write(tmp_path / "v", format)
+    block = blocks(tmp_path / "v")[7]
+    block.unlink()
+    block.symlink_to("../../.git/annex/objects/nowhere")
+    with pytest.raises(PermanentReadError, match=f"{block.name} is a folder or the like, or a li"):
+        volume.read(volume.bounds)
+    block.unlink()
+    assert (volume.read(volume.bounds) == 0).sum() > 0  # absent blocks are background
+
+
+@pytest.mark.parametrize("put", [Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_what_is_no_folder_in_place_of_a_folder_of_blocks_is_noticed(tmp_path, put):
+    volume = write(tmp_path / "v", "zarr3")
+    folder = tmp_path / "v" / "c" / "0" / "1"
+    shutil.rmtree(folder)
+    put(folder)
+    with pytest.raises(PermanentReadError, match=f"{folder} is a folder or the like, or a link"):
+        volume.read(volume.bounds)
+
+
+def test_a_shard_with_a_blank_index_is_noticed(tmp_path):
+    volume = write(tmp_path / "v", "precomputed", shard_shape=(8, 32, 32))
+    shard = max((tmp_path / "v").rglob("*.shard"))
+    content = shard.read_bytes()
+    shard.write_bytes(bytes(len(content)))
+    with pytest.raises(PermanentReadError, match=f"{shard.name} is a shard whose index lists no"):
+        volume.read(volume.bounds)
+    shard.write_bytes(content)
+    np.testing.assert_array_equal(open_volume(volume.url).read(volume.bounds), ARRAY)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorstore as ts
 from helpers import write_volume
 
 from beam_inference.errors import VolumeError
@@ -136,3 +137,86 @@ def test_metadata_of_any_length_are_not_parsed(volume):
         file.write(" " * (2**26 + 1))
     with pytest.raises(VolumeError, match="metadata of a volume have less than 67,108,864"):
         open_volume(str(folder))
+
+
+def blocks_of(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path for path in files if path.name not in {*METADATA.values(), ".zattrs", "zarr.json"}]
+
+
+def with_text_after(text: str) -> Callable[[Path], Path]:
+    return lambda path: path.with_name(path.name + text)
+
+
+@pytest.mark.parametrize(
+    ("format", "rename"),
+    [(format, with_text_after(".part")) for format in METADATA if format != "precomputed"]
+    + [
+        ("precomputed", with_text_after(" (1)")),
+        ("precomputed", with_text_after(".gz.1")),
+        ("zarr2", lambda path: path.parents[2] / ".".join(path.parts[-3:])[0:5]),
+        ("n5", lambda path: path.with_name(f"0{path.name}")),
+    ],
+)
+def test_one_file_of_another_name_is_refused(volume, format, rename):
+    folder = volume(format)
+    block = blocks_of(folder)[5]
+    block.rename(rename(block))
+    with pytest.raises(VolumeError, match=r"seems to be meant as the block .*would read as"):
+        open_volume(str(folder))
+
+
+def test_a_file_of_another_name_beside_its_block_is_left_alone(volume):
+    folder = volume("precomputed")
+    block = blocks_of(folder)[5]
+    block.with_name(f"{block.name} (1)").write_bytes(b"old")
+    block.with_name(f"{block.name}_0123456789abcdef.__lock").write_bytes(b"draft")
+    opened = open_volume(str(folder))
+    np.testing.assert_array_equal(opened.read(opened.bounds)[0], ARRAY)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        of_scale(size=[20, 24, 24]),
+        of_scale(size=[32, 24, 22]),
+        of_scale(chunk_sizes=[[16, 8, 8], [8, 8, 8]]),
+    ],
+)
+def test_blocks_at_the_end_of_other_extents_are_refused(volume, change):
+    with pytest.raises(VolumeError, match="seems to be meant as the block|none has a name"):
+        open_volume(str(volume("precomputed", change)))
+
+
+@pytest.mark.parametrize("name", ["0A.shard", "00a.shard", "0a.shard.part", "0a.shard.gz"])
+def test_one_shard_of_another_name_is_refused(name, tmp_path):
+    place = tmp_path / "em"
+    write_volume(place, np.tile(ARRAY, (4, 4, 2)), block_shape=(8, 8, 8), shard_shape=(16, 16, 16))
+    (place / "10_10_10" / "0a.shard").rename(place / "10_10_10" / name)
+    with pytest.raises(VolumeError, match="seems to be meant as the block 0a.shard"):
+        open_volume(str(place))
+
+
+def test_a_hashed_shard_that_is_no_file_is_refused(tmp_path):
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "kvstore": f"file://{tmp_path}/em/",
+        "multiscale_metadata": {"data_type": "uint16", "num_channels": 1, "type": "image"},
+        "scale_metadata": {
+            "size": [24, 24, 24],
+            "chunk_size": [8, 8, 8],
+            "resolution": [8, 8, 8],
+            "encoding": "raw",
+            "sharding": {**SHARDING, "hash": "murmurhash3_x86_128", "shard_bits": 1},
+        },
+    }
+    store = ts.open(spec, create=True).result()
+    store.write(ARRAY.T[..., None]).result()
+    shard = next((tmp_path / "em").rglob("*.shard"))
+    shard.unlink()
+    for put in (lambda: shard.symlink_to("nowhere"), shard.mkdir):
+        put()
+        with pytest.raises(VolumeError, match="where a shard is expected"):
+            open_volume(str(tmp_path / "em"))
+        if shard.is_symlink():
+            shard.unlink()

@@ -1,14 +1,18 @@
 """Where the arrays of an OME-Zarr group lie, as its transformations say."""
 
 import copy
+import json
 
+import numpy as np
 import pytest
+from helpers import write_volume
 from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.origin import NO_REST, Origin
 from beam_inference.volumes.ome_zarr import scales_of_group, translation_nm
+from beam_inference.volumes.opening import open_volume
 
 SIZE = (40.0, 8.0, 4.0)
 
@@ -179,3 +183,13 @@ def test_an_image_of_very_many_axes_is_refused():
     described["ome"]["multiscales"][0]["axes"] *= 1000
     with pytest.raises(VolumeError, match="3000 axes"):
         scales_of_group(described, "em")
+
+
+def test_an_array_that_names_the_axes_of_its_group_in_another_order(tmp_path):
+    write_volume(tmp_path / "em", np.ones((8, 8, 8), np.uint8), format="ome_zarr")
+    path = tmp_path / "em" / "0" / "zarr.json"
+    metadata = json.loads(path.read_text())
+    path.write_text(json.dumps({**metadata, "dimension_names": ["x", "y", "z"]}))
+    with pytest.raises(VolumeError, match=r"\['z', 'y', 'x'\], and its array itself names them"):
+        open_volume(str(tmp_path / "em"))
+    assert open_volume(str(tmp_path / "em" / "0")).bounds.size == 512

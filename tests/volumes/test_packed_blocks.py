@@ -244,3 +244,28 @@ def test_the_line_that_rewrites_what_cannot_be_decoded(tmp_path):
     copy = open_volume(str(tmp_path / "raw"))
     assert copy.bounds.start == (3, 2, 1)
     assert np.array_equal(copy.read(copy.bounds)[0].T, image)
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".gz.part", ".GZ", " (1)"])
+def test_one_block_of_another_suffix_is_refused(suffix, image, tmp_path):
+    write_volume(tmp_path / "em", image, block_shape=(16, 16, 16))
+    file = sorted(pack(tmp_path / "em", ".gz"))[5]
+    file.rename(file.with_suffix("").with_name(file.stem + suffix))
+    with pytest.raises(VolumeError, match=f"seems to be meant as the block {file.stem},"):
+        open_volume(str(tmp_path / "em"))
+
+
+def test_a_packed_block_that_is_a_broken_link_is_named(image, tmp_path):
+    write_volume(tmp_path / "em", image, block_shape=(16, 16, 16))
+    file = sorted(pack(tmp_path / "em", ".gz"))[5]
+    file.unlink()
+    file.symlink_to("nowhere")
+    volume = open_volume(str(tmp_path / "em"))
+    with pytest.raises(PermanentReadError, match="a link that leads nowhere"):
+        volume.read(volume.bounds)
+
+
+def test_a_frame_of_zstd_that_was_cut_off_is_damaged():
+    packed = zstandard.ZstdCompressor().compress(np.random.default_rng(0).bytes(300_000))
+    with pytest.raises(ValueError, match="it ends too early"):
+        packed_blocks.unpack_block(packed[:-100_000], ".zstd", 10**6)
