@@ -326,3 +326,16 @@ def valid_plane() -> nn.Module:
     """A 2-D network without padding, which takes a margin of one voxel on each side."""
     torch.manual_seed(0)
     return nn.Conv2d(1, 2, 3)
+
+
+class Mixture(nn.Module):
+    """Two channels in which each channel of the input, and each place, counts otherwise."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        weights = torch.arange(1, batch.shape[1] + 1, dtype=batch.dtype).reshape(-1, 1, 1, 1)
+        mixed: torch.Tensor = Position()((batch * weights).sum(1, keepdim=True) / 8)
+        return mixed
+
+
+def mixture() -> nn.Module:
+    return Mixture()

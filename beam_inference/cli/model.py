@@ -49,7 +49,7 @@ class InitOptions(Options):
     """Options of ``init``."""
 
     model: str
-    input: str
+    input: Sequence[str]
     output: str
     to: str
     folds: Sequence[int | Literal["all"]] | None
@@ -69,7 +69,13 @@ def _add_init(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--model", required=True, metavar="PATH", help="a folder or zip file, or a zip file's URL"
     )
-    parser.add_argument("--input", required=True, metavar="VOLUME", help="a path or URL")
+    parser.add_argument(
+        "--input",
+        required=True,
+        nargs="+",
+        metavar="VOLUME",
+        help="a path or URL; or several volumes over one box, in the order of the channels",
+    )
     parser.add_argument(
         "--output",
         default="prediction",
@@ -97,7 +103,8 @@ def init(options: InitOptions) -> int:
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"--to {file}: there is no folder {file.absolute().parent}")
     package = describe_package(options.model, options.folds)
-    new = make_job(package, options.input, options.output, file.absolute().parent)
+    first, *further = options.input
+    new = make_job(package, first, options.output, file.absolute().parent, further)
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(new.text)
@@ -120,7 +127,7 @@ def _next_commands(
     if recipe.needs_levels:
         scale = ["--scale", str(new.scale)] if new.scale else []
         levels = str(file.parent / "levels.json")
-        commands.insert(0, ["levels", options.input, "--to", levels, *scale])
+        commands.insert(0, ["levels", *options.input, "--to", levels, *scale])
     return commands
 
 

@@ -33,6 +33,7 @@ from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, PlannedO
 if TYPE_CHECKING:
     from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
     from beam_inference.pyramid.pyramid import Pyramid
+    from beam_inference.volumes.input_volume import InputVolume
 
 Row: TypeAlias = tuple[str, str]
 """A heading and a line; further lines of the same subject have an empty heading."""
@@ -73,6 +74,8 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
         orders = ", ".join(map(str, resampling.orders))
         yield "", f"resampled from {resampling.source}, voxels of {own} nm,"
         yield "", f"to voxels of {made} nm, by splines of the orders {orders} (z, y, x)"
+    for number, further in enumerate(job.input.further):
+        yield from _further_input_rows(f"inputs.{number}", further.volume)
     if job.to_output is not None:
         size = format_voxel_size(job.output.voxel_size_nm)
         orders = ", ".join(map(str, job.to_output.orders))
@@ -94,6 +97,16 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
     for key, each in job.previews.items():
         text = f"{each.spec.bounds}, {each.spec.dtype}, blocks of "
         yield _name("preview", job.config.previews[key]), text + format_shape(each.spec.block_shape)
+
+
+def _further_input_rows(name: str, volume: InputVolume) -> Iterator[Row]:
+    yield name, f"{volume.url}, {volume.channels} channel(s) of {volume.stored.dtype.name}"
+    resampling = volume.resampling
+    if resampling is not None:
+        own = format_voxel_size(volume.stored.voxel_size_nm)
+        orders = ", ".join(map(str, resampling.orders))
+        yield "", f"resampled from {resampling.source}, voxels of {own} nm,"
+        yield "", f"to those of the input, by splines of the orders {orders} (z, y, x)"
 
 
 def _precision_rows(job: PlannedJob) -> Iterator[Row]:

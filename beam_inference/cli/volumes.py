@@ -351,7 +351,7 @@ def _sizes_text(values: Sequence[float]) -> str:
 class LevelsOptions(PipelineOptions):
     """Options of ``levels``."""
 
-    volume: str
+    volume: Sequence[str]
     to: str
     scale: int
     channel: list[int] | None
@@ -370,7 +370,12 @@ def _add_levels(subparsers: Subparsers) -> None:
             "{levels: FILE}. Any flag of Apache Beam may follow."
         ),
     )
-    parser.add_argument("volume", metavar="VOLUME", help="a path or URL")
+    parser.add_argument(
+        "volume",
+        nargs="+",
+        metavar="VOLUME",
+        help="a path or URL; of several of the same voxels the channels are counted together",
+    )
     parser.add_argument(
         "--to", required=True, metavar="FILE.JSON", help="the file to write, a path or URL"
     )
@@ -392,13 +397,17 @@ def levels(options: LevelsOptions) -> int:
     from beam_inference.launch.count_levels import count_levels
     from beam_inference.volumes.kvstores import url_of
 
+    volume, *beside = options.volume
+    if beside and options.channel is not None:
+        raise ConfigError("--channel is of one volume: count the channels of all, or one by one")
     outcome = count_levels(
-        options.volume,
+        volume,
         options.to,
         scale=options.scale,
         channel=options.channel,
         flags=options.beam_flags,
         overwrite=options.overwrite,
+        beside=beside,
     )
     print(outcome.summary(url_of(options.to), options.command_to_continue))
     return outcome.exit_code

@@ -150,6 +150,7 @@ def make_definite(config: JobConfig, settings: Settings, engine: EngineSettings)
     }
     return DefiniteConfig(
         input=config.input,
+        inputs=config.inputs,
         output=Output.model_validate(output),
         model=DefiniteNetwork.model_validate(model),
         inference=DefiniteInference.model_validate(inference),

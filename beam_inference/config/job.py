@@ -30,7 +30,14 @@ from beam_inference.config.fields import (
     WritableUrl,
 )
 from beam_inference.config.heads import Head, channel_ranges, common_activation
-from beam_inference.config.normalize import Normalize, check_listed, check_undone, sees_patches
+from beam_inference.config.normalize import (
+    FromLevels,
+    Normalize,
+    Sections,
+    check_listed,
+    check_undone,
+    sees_patches,
+)
 from beam_inference.config.operators import (
     InstalledOperator,
     channels_after,
@@ -47,7 +54,7 @@ from beam_inference.config.planes import (
     normal_axis,
 )
 from beam_inference.config.storage import Storage
-from beam_inference.config.volumes import Input, Mask, Output, Roi
+from beam_inference.config.volumes import FurtherInput, Input, Mask, Output, Roi
 from beam_inference.geometry.blending import BlendWindow
 from beam_inference.geometry.exact_sums import bound_above
 from beam_inference.geometry.grids import LatticeKind
@@ -825,6 +832,13 @@ class JobConfig(Model):
     """
 
     input: Input
+    inputs: list[FurtherInput] = Field(
+        [],
+        description=(
+            "further volumes over the same box, such as other modalities: their channels follow "
+            "those of input, in this order"
+        ),
+    )
     output: Output
     model: Network
     inference: Inference
@@ -973,11 +987,26 @@ class JobConfig(Model):
                     named = text.replace("output.", f"{key}.")
                     text = named if named != text else f"{key}: {text}"
                 raise ValueError(text) from None
+        self._check_inputs()
         self._check_halos()
         self._check_resample()
         self._check_output_scale()
         self._check_inference()
         return self
+
+    def _check_inputs(self) -> None:
+        for number, further in enumerate(self.inputs):
+            try:
+                further.check_fill(self.input)
+            except ValueError as error:
+                raise ValueError(f"inputs.{number}: {error}") from None
+        normalize = self.model.normalize
+        if self.inputs and isinstance(normalize, FromLevels | Sections):
+            raise ValueError(
+                "model.normalize: levels are of one volume, and inputs names others: write a list "
+                "of steps, each with the channels that it is for, such as {standard: {levels: "
+                "FILE}, channels: [0]}"
+            )
 
     def _check_halos(self) -> None:
         """Refuse crops that another output would move: each is as if it were alone."""

@@ -86,13 +86,20 @@ def _override(values: Any, override: str) -> None:
     for parent in parents:
         if isinstance(values, dict) and values.get(parent) is None:
             values[parent] = {}
-        values = values.get(parent) if isinstance(values, dict) else None
+        values = _member(values, parent)
     if not isinstance(values, dict):
         raise ConfigError(f"--set {shorten_text(override)}: it does not lead to a key of the job")
     try:
         values[last] = parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"--set {shorten_text(key)}: {error}") from None
+
+
+def _member(values: Any, name: str) -> Any:
+    """What a mapping has under a name, or a list at a number; None if there is no such thing."""
+    if isinstance(values, list) and name.isdecimal() and int(name) < len(values):
+        return values[int(name)]
+    return values.get(name) if isinstance(values, dict) else None
 
 
 def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
@@ -103,6 +110,8 @@ def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
         parts[4:] = [part for part in parts[4:] if part not in ("number", "list", "pair")]
     if ".".join(parts[:2]) in _BRANCHED:
         del parts[2:3]
+    if parts[:1] == ["inputs"] and parts[2:3] == ["scale"]:
+        del parts[3:4]
     if parts[-2:-1] in (["head"], ["key"]):  # of a head: a place or a name
         del parts[-1]
     return tuple(parts)
@@ -278,6 +287,10 @@ def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
                     **_rename_levels_of_input(job.input, volume),
                 }
             ),
+            "inputs": [
+                each.model_copy(update={"path": volume(each.path, f"inputs.{number}.path")})
+                for number, each in enumerate(job.inputs)
+            ],
             "output": job.output.model_copy(
                 update={
                     "path": volume(job.output.path, "output.path"),

@@ -339,6 +339,95 @@ class Input(Model):
         return self
 
 
+class FurtherResample(Model):
+    """How a further input is resampled to the voxels of the input, where its own are others."""
+
+    order: Literal[0, 1, 3] = Field(
+        1, description="0: nearest voxel. 1: linear. 3: cubic spline through the voxels"
+    )
+    separate_z: bool | Literal["auto"] = Field(
+        False, description="as input.resample.separate_z, of this volume's voxels"
+    )
+    clip: (
+        Annotated[
+            Annotated[Clip, Tag("pair")] | ClipPairs,
+            Discriminator(lambda value: "list" if is_list_of_lists(value) else "pair"),
+        ]
+        | None
+    ) = Field(
+        None,
+        description=(
+            "lowest and highest value, in stored units, before and after resampling: a pair, or a "
+            "list with one for each channel of this volume"
+        ),
+    )
+
+    @property
+    def limits(self) -> tuple[tuple[float, float], ...]:
+        """Lowest and highest value of each channel, or of all; empty where nothing is clipped."""
+        if self.clip is None:
+            return ()
+        return tuple(self.clip) if isinstance(self.clip, list) else (self.clip,)
+
+
+class FurtherInput(Model):
+    """A volume over the same box as the input, whose channels the network sees after its own."""
+
+    path: Url = Field(description="URL or path of a precomputed, zarr v2/v3 or n5 volume")
+    scale: _Scale = Field(0, description="as input.scale")
+    select: dict[str, Natural] = Field({}, description="as input.select")
+    channel: (
+        Annotated[list[Natural], BeforeValidator(as_list, json_schema_input_type=int | list[int])]
+        | None
+    ) = Field(None, description="channel or channels to read; default all")
+    fill: Fill | None = Field(
+        None, description="what lies outside the volume; default as input.fill"
+    )
+    fill_value: FiniteFloat | None = Field(
+        None, description="value for fill: constant, in stored units; default as input.fill_value"
+    )
+    resample: FurtherResample | None = Field(
+        None,
+        description=(
+            "how it is resampled where its voxels are not those that the network sees; default "
+            "with the order of input.resample, else linear"
+        ),
+    )
+
+    def source(self, storage: Storage) -> VolumeSource:
+        """The volume to open, and what of it."""
+        return VolumeSource(self.path, None, self.scale, self.channel, self.select, storage)
+
+    def fill_beside(self, first: Input) -> tuple[Fill, float]:
+        """What lies outside this volume, and the value for "constant", beside a job's input."""
+        if first.network_fill is not None:
+            return first.fill, 0.0
+        fill = first.fill if self.fill is None else self.fill
+        return fill, first.fill_value if self.fill_value is None else self.fill_value
+
+    def resample_beside(self, first: Input) -> FurtherResample:
+        """How it is resampled beside a job's input."""
+        if self.resample is not None:
+            return self.resample
+        request = first.resample
+        if request is None:
+            return FurtherResample()
+        return FurtherResample(order=request.order, separate_z=request.separate_z)
+
+    def check_fill(self, first: Input) -> None:
+        """Refuse a fill that has no effect beside a job's input. Raises ValueError."""
+        if first.network_fill is not None and (self.fill, self.fill_value) != (None, None):
+            raise ValueError(
+                "fill and fill_value have no effect with input.fill_units: network, where the "
+                "network sees one value beyond all volumes: remove them"
+            )
+        fill, _ = self.fill_beside(first)
+        if fill != "constant" and self.fill_value is not None:
+            raise ValueError(
+                f"fill_value has no effect with fill: {fill}; write fill: constant, or remove it"
+            )
+
+
 def _spec_holds_credentials(spec: object) -> bool:
     if isinstance(spec, dict):
         return any(

@@ -44,8 +44,24 @@ those 16 voxels away count for 1e-9.
 _POLE = math.sqrt(3.0) - 2.0
 """Ratio of the coefficients of a cubic B-spline that is 1 at one voxel and 0 at all others."""
 
+_PLACE_DECIMALS = 9
+"""Decimals of places that sizes in nanometres give: half way between voxels is exactly so."""
+
 _TILE = 2**13
 """Values of a row that are worked on at a time, so that the rows they are made of stay in cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPlace:
+    """Where the voxels of a target lie in a source that need not cover the same space.
+
+    Attributes:
+        first: the place of the target's first voxel, in voxels from the source's first.
+        step: from each voxel of the target to the next, in voxels of the source.
+    """
+
+    first: float
+    step: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,8 @@ class AxisResampling:
         order: of the spline.
         repeat: how many neighbours of the target lie at the same place of the source, and have one
             value; the target's length is a multiple of it.
+        place: where the target's voxels lie, if that does not follow from the lengths, because
+            source and target end in different places.
     """
 
     start: int
@@ -66,11 +84,12 @@ class AxisResampling:
     target_length: int
     order: Order
     repeat: int = 1
+    place: AxisPlace | None = None
 
     @property
     def is_identity(self) -> bool:
         """Whether source and target have the same voxels."""
-        return self.length == self.target_length and self.repeat == 1
+        return self.place is None and self.length == self.target_length and self.repeat == 1
 
     def coordinates(self, start: int, stop: int) -> NDArray[np.float64]:
         """Where the target's voxels ``start … stop`` lie, in voxels from the source's first."""
@@ -78,6 +97,9 @@ class AxisResampling:
 
     def _place(self, voxels: NDArray[np.int64]) -> NDArray[np.float64]:
         number = (voxels - self.target_start) // self.repeat
+        if self.place is not None:
+            place = self.place.first + number.astype(np.float64) * self.place.step
+            return np.round(place, _PLACE_DECIMALS)
         step = self.length / (self.target_length // self.repeat)
         return (number.astype(np.float64) + 0.5) * step - 0.5
 
@@ -120,7 +142,11 @@ class AxisResampling:
         """The most voxels of the source that as many neighbours of the target are made of."""
         if self.is_identity:
             return length
-        voxels = (length + self.repeat - 1) * self.length // self.target_length
+        places = length + self.repeat - 1
+        if self.place is None:
+            voxels = places * self.length // self.target_length
+        else:  # an upper bound, of whole numbers
+            voxels = places * math.ceil(self.place.step * 1024) // (1024 * self.repeat)
         most: Numbers = np.minimum(voxels + 2 * _REACH[self.order] + 2, self.length)
         return int(most) if isinstance(length, int) else most
 
@@ -183,12 +209,15 @@ class Resampling:
         target: the same space in the other voxels.
         orders: order of the spline on each axis, ZYX.
         repeat: voxels of the target that have one value, on each axis, ZYX.
+        places: where the target's voxels lie on each axis, ZYX, if source and target end in
+            different places.
     """
 
     source: BoundingBox
     target: BoundingBox
     orders: tuple[Order, Order, Order]
     repeat: Zyx = (1, 1, 1)
+    places: tuple[AxisPlace, AxisPlace, AxisPlace] | None = None
 
     @property
     def axes(self) -> tuple[AxisResampling, AxisResampling, AxisResampling]:
@@ -201,6 +230,7 @@ class Resampling:
                 self.target.shape[axis],
                 self.orders[axis],
                 self.repeat[axis],
+                None if self.places is None else self.places[axis],
             )
             for axis in range(3)
         )

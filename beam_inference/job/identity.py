@@ -95,6 +95,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
             "bounds": identify_box(job.input_bounds),
             "dtype": job.input_dtype,
         },
+        **_identify_further_inputs(job),
         "model": {
             **identify(config.model, without=files),
             "sha256": job.model_sha256,
@@ -131,6 +132,23 @@ def _identify_output(output: Output, places: frozenset[str]) -> Json:
     if output.preview is not None:
         values["preview"] = identify(output.preview, without=places)
     return values
+
+
+def _identify_further_inputs(job: ResolvedJob) -> Json:
+    """The further inputs, by their number; nothing where there are none, as in all first jobs."""
+    inputs = {}
+    pairs = zip(job.config.inputs, job.further_inputs, strict=True)
+    for number, (section, found) in enumerate(pairs):
+        resampling = found.resampling
+        made: Json = {} if resampling is None else {"resampled": _as_json(resampling)}
+        inputs[str(number)] = {
+            **identify(section, without=frozenset({"resample"})),
+            **made,
+            **({"clip": [list(pair) for pair in found.limits]} if found.limits else {}),
+            "bounds": identify_box(found.bounds),
+            "dtype": found.dtype,
+        }
+    return {"inputs": inputs} if inputs else {}
 
 
 def _identify_outputs(job: ResolvedJob, places: frozenset[str]) -> Json:

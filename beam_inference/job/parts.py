@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +25,9 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import AnyNormalization, Normalization, unit
 from beam_inference.operators.normalize_steps import StepwiseNormalization
+from beam_inference.volumes.further_input import fit_to_input
 from beam_inference.volumes.input_volume import (
+    FurtherVolume,
     InputVolume,
     as_input,
     output_grid,
@@ -37,20 +40,61 @@ from beam_inference.volumes.volume import Volume
 logger = logging.getLogger(__name__)
 
 
-def open_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
-    """Open a job's input, at the network's voxel size and behind its mask if it has one.
+def open_input(config: JobConfig, cache_bytes: Sequence[int] = ()) -> InputVolume:
+    """Open all volumes that a job reads, at the network's voxel size and behind their mask.
+
+    Args:
+        config: the job.
+        cache_bytes: decoded blocks that are kept, of the input and of each further one; none
+            where there are no such numbers.
 
     Errors are those of :func:`beam_inference.volumes.opening.open_source`,
-    :func:`beam_inference.volumes.input_volume.as_input` and
+    :func:`beam_inference.volumes.input_volume.as_input`,
+    :func:`beam_inference.volumes.further_input.fit_to_input` and
     :func:`beam_inference.volumes.mask.open_mask`.
     """
+    of_first, *of_further = cache_bytes or [0] * (1 + len(config.inputs))
+    volume = _open_first_input(config, of_first)
+    for number, kept in enumerate(of_further):
+        further = _open_further_input(config, number, volume, kept)
+        volume = replace(volume, further=(*volume.further, further))
+    return volume
+
+
+def _limits_of(config: JobConfig, before: int, channels: int) -> tuple[tuple[float, float], ...]:
+    """The part of ``input.resample.clip`` for some channels, if that lists those of all volumes."""
+    limits = () if config.input.resample is None else config.input.resample.limits
+    is_of_all = bool(config.inputs) and len(limits) == config.model.input_channels
+    return limits[before : before + channels] if is_of_all else ()
+
+
+def _open_further_input(
+    config: JobConfig, number: int, first: InputVolume, cache_bytes: int
+) -> FurtherVolume:
+    section = config.inputs[number]
+    stored = open_source(section.source(config.storage), cache_bytes=cache_bytes)
+    request = section.resample_beside(config.input)
+    limits = _limits_of(config, first.all_channels, stored.channels)
+    if section.resample is None and limits:
+        request = request.model_copy(update={"clip": list(limits)})
+    scale = config.model.output_scale
+    volume = fit_to_input(stored, f"inputs.{number}", request, first, scale)
+    fill, fill_value = section.fill_beside(config.input)
+    return FurtherVolume(replace(volume, mask=first.mask), fill, fill_value)
+
+
+def _open_first_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
     section = config.input
     storage = config.storage
     stored = open_source(section.source(storage), cache_bytes=cache_bytes)
     whole = stored.bounds
     stored = _crop(stored, section.box)
     scale = config.model.output_scale
-    volume = as_input(stored, section.resample, config.resampled_voxel_size_nm, scale)
+    request = section.resample
+    limits = _limits_of(config, 0, stored.channels)
+    if request is not None and limits:
+        request = request.model_copy(update={"clip": list(limits)})
+    volume = as_input(stored, request, config.resampled_voxel_size_nm, scale)
     volume = volume if section.box is None else replace(volume, whole=whole)
     if section.mask is None:
         return volume
@@ -73,10 +117,10 @@ def _crop(volume: Volume, box: Bounds | LevelsBox | None) -> Volume:
 def open_input_under_output(job: ResolvedJob) -> Volume:
     """Open the input of a launched job in the voxels of its output, to be seen beside that.
 
-    It lies where the job took it to lie; see :func:`open_input`. A mask of the input has no effect
-    where its voxels are not the output's.
+    It is the first input, and lies where the job took it to lie; see :func:`open_input`. A mask of
+    the input has no effect where its voxels are not the output's.
     """
-    volume = open_input(job.config).start_at(job.input_bounds.start)
+    volume = _open_first_input(job.config).start_at(job.input_bounds.start)
     if job.to_output is None:
         return volume
     assert isinstance(volume, InputVolume), "such a volume is one at any place"

@@ -192,7 +192,11 @@ def _job_record(job: ResolvedJob) -> ProvenanceRecord:
         version=version("beam-inference"),
         fingerprint=job.fingerprint,
         box=job.plan.chunks.roi,
-        sources=[] if renamed.input.path is None else [renamed.input.path],
+        sources=[
+            path
+            for path in (renamed.input.path, *(each.path for each in renamed.inputs))
+            if path is not None
+        ],
         needs=tuple(_needed_files(job, paths)),
         job=recorded.model_dump(mode="json", exclude=_NOT_OF_OUTPUT),
     )
@@ -206,6 +210,7 @@ def _needed_files(job: ResolvedJob, paths: RecordedPaths) -> Iterator[NeededFile
 
     volumes = {
         "input.path": config.input.path,
+        **{f"inputs.{number}.path": each.path for number, each in enumerate(config.inputs)},
         "input.mask.path": None if config.input.mask is None else config.input.mask.path,
         "mask.path": None if config.mask is None else config.mask.path,
     }

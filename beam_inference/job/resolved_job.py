@@ -52,6 +52,27 @@ class QuantizationError(Frozen):
     allowed: float
 
 
+class ResolvedInput(Frozen):
+    """A further input of a job, as it was at first launch.
+
+    Attributes:
+        bounds: bounding box of what is stored.
+        channels: number of its channels that are read.
+        dtype: its dtype, as stored.
+        block_bytes: of the decoded storage blocks that a chunk's input is made of, at most; not
+            part of the fingerprint.
+        resampling: how the voxels that are read are made of stored ones; None where they are these.
+        limits: lowest and highest value of each channel, or of all, before and after resampling.
+    """
+
+    bounds: BoundingBox
+    channels: int
+    dtype: str
+    block_bytes: int
+    resampling: Resampling | None = None
+    limits: list[tuple[float, float]] = Field(default_factory=list)
+
+
 class ResolvedJob(Frozen):
     """A job with every default and every ``auto`` made definite.
 
@@ -69,6 +90,7 @@ class ResolvedJob(Frozen):
         input_dtype: the input's dtype, as stored.
         input_block_shape: shape of the input's storage blocks, ZYX, in stored voxels; not part of
             the fingerprint.
+        further_inputs: the volumes whose channels follow those of the input.
         mask_origins: where index zero of the masks' arrays lies, ZYX, by their keys in the job
             file; without those at 0.
         roi: the box to produce, in the output's voxels.
@@ -102,6 +124,7 @@ class ResolvedJob(Frozen):
     input_channels: int
     input_dtype: str
     input_block_shape: Zyx
+    further_inputs: list[ResolvedInput] = Field(default_factory=list)
     mask_origins: dict[str, Zyx] = Field(default_factory=dict)
     roi: BoundingBox
     output_bounds: BoundingBox
@@ -209,6 +232,7 @@ class ResolvedJob(Frozen):
             input_channels=self.input_channels,
             input_dtype=self.input_dtype,
             input_block_shape=self.input_block_shape,
+            further_inputs=self.further_inputs,
             mask_origins=self.mask_origins,
             roi=roi,
             output_bounds=self.output_bounds,
@@ -237,12 +261,15 @@ class ResolvedJob(Frozen):
             self.input_channels * math.prod(map(int, shape)) * np.dtype(self.input_dtype).itemsize
         )
 
-    def cached_input_bytes(self, threads: int) -> int:
-        """Bytes of decoded input blocks that a process keeps for the next chunks."""
+    def cached_input_bytes(self, threads: int) -> list[int]:
+        """Bytes of decoded blocks that a process keeps for the next chunks, of each input."""
         extremes = self.plan.totals.extremes
         if self.resampling is None:
-            return cached_cutouts(threads) * self._decoded_bytes(extremes.input_blocks)
-        return cached_cutouts(threads) * self.input_bytes(extremes.input)
+            first = self._decoded_bytes(extremes.input_blocks)
+        else:
+            first = self.input_bytes(extremes.input)
+        of_chunk = [first, *(each.block_bytes for each in self.further_inputs)]
+        return [cached_cutouts(threads) * each for each in of_chunk]
 
     @cached_property
     def identity(self) -> dict[str, Json]:

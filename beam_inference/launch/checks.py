@@ -64,6 +64,7 @@ def check_paths(config: JobConfig, place: Place) -> None:
         return
     paths = {
         "input.path": config.input.path,
+        **{f"inputs.{number}.path": each.path for number, each in enumerate(config.inputs)},
         "job.state_path": config.job.state_path,
         "input.mask.path": config.input.mask.path if config.input.mask else None,
         "mask.path": config.mask.path if config.mask else None,
@@ -132,6 +133,16 @@ def check_sections(normalize: DefiniteNormalize, volume: InputVolume) -> None:
         raise ConfigError(
             f"model.normalize has levels for the sections {first} … {last - 1}; the input has "
             f"{volume.bounds.start[0]} … {volume.bounds.stop[0] - 1}"
+        )
+
+
+def check_unit(normalize: DefiniteNormalize, volume: InputVolume) -> None:
+    """Refuse ``normalize: unit`` of volumes of several dtypes, whose maxima are several ones."""
+    dtypes = {each.values_dtype.name: each for each in volume.volumes}
+    if normalize == "unit" and len(dtypes) > 1:
+        raise ConfigError(
+            f"model.normalize: unit is of one dtype, and the inputs have {' and '.join(dtypes)}: "
+            "write a list of steps, such as [{scale: 0.00392, channels: [0]}, …]"
         )
 
 

@@ -238,7 +238,9 @@ def job_totals(
         shared_bytes=plan.totals.shared_voxels * output_voxel_bytes,
         seam_bytes=seam_bytes(plan.totals, network_channels),
         stored_bytes=kept,
-        read_requests=_blocks_read(plan, job.input) + receipts + seam_files,
+        read_requests=sum(_blocks_read(plan, each) for each in job.input.volumes)
+        + receipts
+        + seam_files,
         write_requests=blocks + receipts + seam_files,
         blocks=blocks,
         receipts=receipts,
@@ -248,14 +250,18 @@ def job_totals(
 
 def _read_bytes(plan: InferencePlan, volume: InputVolume) -> float:
     """Bytes of the stored values that are read; estimated by the largest chunk where resampled."""
+    return sum(_own_read_bytes(plan, each) for each in volume.volumes)
+
+
+def _own_read_bytes(plan: InferencePlan, volume: InputVolume) -> float:
     if volume.resampling is None:
         return plan.totals.input_voxels * volume.channels * volume.dtype.itemsize
     largest = zyx.minimum(plan.totals.extremes.input, volume.bounds.shape)
-    return plan.totals.input_voxels * volume.decoded_bytes(largest) / math.prod(largest)
+    return plan.totals.input_voxels * volume.own_decoded_bytes(largest) / math.prod(largest)
 
 
 def _blocks_read(plan: InferencePlan, volume: InputVolume) -> int:
-    """Estimate of the input blocks that are read.
+    """Estimate of the blocks of one input volume that are read.
 
     It is the expected number that all chunks' inputs touch if they lie anywhere on the blocks.
     """

@@ -28,6 +28,7 @@ def count_levels(
     storage: Storage | None = None,
     flags: Sequence[str] = (),
     overwrite: bool = False,
+    beside: Sequence[str] = (),
 ) -> StageOutcome:
     """Count a volume's values, overall and in each section along z, and write their levels.
 
@@ -41,6 +42,7 @@ def count_levels(
         storage: settings of the object stores; None for those of the environment.
         flags: of Beam.
         overwrite: whether to count again what was counted before.
+        beside: further volumes of the same voxels, whose channels are counted with its own.
 
     Raises:
         UserError: the values cannot be counted, or other records are in the way.
@@ -48,12 +50,15 @@ def count_levels(
     storage = storage_of_environment(LOCAL) if storage is None else storage
     url = url_of(volume)
     target = url_of(to)
-    check_place(flags, [url, target])
-    stages = plan_level_stages(url, target, scale=scale, channel=channel, storage=storage)
+    others = [url_of(each) for each in beside]
+    check_place(flags, [url, *others, target])
+    stages = plan_level_stages(
+        url, target, scale=scale, channel=channel, storage=storage, beside=others
+    )
     count = stages[0]
     job = stage_job(
         "levels",
-        describe_input(url, scale, count.channel, count.volume()),
+        describe_input(url, scale, count.channel, count.volume(), others),
         f"{target}.parts",
         storage,
         stages,

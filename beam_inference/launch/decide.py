@@ -224,7 +224,7 @@ def _with_input(config: JobConfig, **changes: object) -> JobConfig:
 
 
 def decide_normalization(
-    config: JobConfig, volume: Volume, earlier: ResolvedJob | None
+    config: JobConfig, volumes: Sequence[Volume], earlier: ResolvedJob | None
 ) -> DefiniteNormalize:
     """Make values of the levels file that ``model.normalize`` names, if it names one.
 
@@ -245,7 +245,7 @@ def decide_normalization(
                 error,
             )
             return earlier.config.model.normalize
-    return definite_normalization(normalize, volume, config.storage)
+    return definite_normalization(normalize, volumes, config.storage)
 
 
 def requests_same_levels(normalize: Normalize, earlier: ResolvedJob) -> bool:

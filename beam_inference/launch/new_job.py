@@ -25,7 +25,7 @@ from beam_inference.models.hashes import model_sha256
 from beam_inference.models.hugging_face import SCHEME, parse_address
 from beam_inference.models.packages import Folds, Recipe, Setting
 
-_SECTIONS = ("input", "output", "model", "inference", "postprocess")
+_SECTIONS = ("input", "inputs", "output", "model", "inference", "postprocess")
 """Keys at the top of a job file, in the order in which they are written."""
 
 _WIDTH = 98
@@ -95,7 +95,13 @@ def _pin(path: str, folder: Path) -> str:
     return parse_address(path).at(folder.name) if path.startswith(SCHEME) else path
 
 
-def make_job(package: Package, input_path: str, output_path: str, folder: Path) -> NewJob:
+def make_job(
+    package: Package,
+    input_path: str,
+    output_path: str,
+    folder: Path,
+    further: Sequence[str] = (),
+) -> NewJob:
     """Make a job file that runs a package's network over a volume as its own tool does.
 
     Args:
@@ -103,6 +109,7 @@ def make_job(package: Package, input_path: str, output_path: str, folder: Path) 
         input_path: path or URL of the volume.
         output_path: path or URL of the result.
         folder: where the job file will lie: paths in it are relative to this folder.
+        further: paths or URLs of volumes whose channels follow, in the network's order.
 
     Raises:
         ConfigError: the two do not go together; see :func:`choose_grid`.
@@ -119,6 +126,7 @@ def make_job(package: Package, input_path: str, output_path: str, folder: Path) 
     grid = choose_grid(package.recipe, source)
     settings = [
         Setting("input.path", _path_from(folder, input_path), "the volume"),
+        *_further_settings(package, [_path_from(folder, path) for path in further], grid.scale),
         Setting("output.path", _path_from(folder, output_path), "the result, made at launch"),
         _format_setting(source),
         Setting("model.path", _path_from(folder, package.network_path), package.recipe.title),
@@ -132,6 +140,15 @@ def make_job(package: Package, input_path: str, output_path: str, folder: Path) 
     text = _write_text(package, settings, cautions)
     config = parse_job_text(text, folder, "the job file")
     return NewJob(text, config, cautions, grid.scale)
+
+
+def _further_settings(package: Package, paths: Sequence[str], scale: int) -> list[Setting]:
+    if not paths:
+        return []
+    same = {"scale": scale} if scale else {}
+    names = package.recipe.facts.get("channels", "in the order of the network's channels")
+    reason = f"the other modalities, channels of the network after the first: {names}"
+    return [Setting("inputs", [{"path": path, **same} for path in paths], reason)]
 
 
 def _format_setting(source: InputScales) -> Setting:

@@ -58,6 +58,7 @@ from beam_inference.launch.checks import (
     check_output_scale,
     check_position,
     check_sections,
+    check_unit,
     check_voxel_size,
     open_masks,
 )
@@ -71,7 +72,6 @@ from beam_inference.launch.memory import (
     ValueSizes,
 )
 from beam_inference.launch.strategy import cheaper_strategy, nominal_seconds
-from beam_inference.limits import maximum
 from beam_inference.operators.postprocess import build_functions
 from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.kvstores import is_within, place_of_url
@@ -83,7 +83,6 @@ from beam_inference.volumes.outputs import (
     default_bounds,
     open_output,
 )
-from beam_inference.volumes.volume import Volume
 from beam_inference.worker.read_infer_write import LARGEST_DEPTH
 
 logger = logging.getLogger(__name__)
@@ -268,7 +267,7 @@ class PlannedJob:
         shapes = ChunkShapes(
             input=extremes.input,
             input_blocks_bytes=self._input_blocks_bytes(extremes),
-            resampling_bytes=self._resampling_bytes(extremes.input),
+            resampling_bytes=self.input.joining_bytes(extremes.input),
             core=extremes.core,
             patch_input=grown_shape(plan.lattice.patch_shape, plan.crop_margin),
             block_depth=plan.block_shape[0],
@@ -282,8 +281,8 @@ class PlannedJob:
         )
         main, *further = map(_output_sizes, config.by_output.values())
         sizes = ValueSizes(
-            input_channels=self.input.channels,
-            input_itemsize=FLOAT_BYTES if by_section else self.input.dtype.itemsize,
+            input_channels=self.input.all_channels,
+            input_itemsize=FLOAT_BYTES if by_section else self.input.cutout_dtype.itemsize,
             output_channels=config.model.output_channels,
             operator_bytes=main.operator_bytes,
             written_channels=main.written_channels,
@@ -310,6 +309,10 @@ class PlannedJob:
         return MemoryProjection(shapes, sizes, process)
 
     def _input_blocks_bytes(self, extremes: Extremes[Any]) -> Any:
+        further = (each.volume.block_bytes(extremes.input) for each in self.input.further)
+        return self._first_blocks_bytes(extremes) + sum(further)
+
+    def _first_blocks_bytes(self, extremes: Extremes[Any]) -> Any:
         resampling = self.input.resampling
         z, y, x = (
             extremes.input_blocks
@@ -317,20 +320,6 @@ class PlannedJob:
             else resampling.source_blocks(extremes.input, self.input.read_shape)
         )
         return self.input.channels * z * y * x * self.input.values_dtype.itemsize
-
-    def _resampling_bytes(self, shape: Any) -> Any:
-        """Bytes beside a cutout of a shape while it is resampled, axis by axis."""
-        resampling = self.input.resampling
-        if resampling is None:
-            return 0
-        z, y, x = resampling.source_shape(shape)
-        stored = z * y * x
-        read = shape[0] * shape[1] * shape[2]
-        stored_bytes = self.input.values_dtype.itemsize
-        if self.input.limits:
-            stored_bytes += FLOAT_BYTES
-        made = FLOAT_BYTES * (2 * maximum(stored, read) - read)
-        return self.input.channels * (stored * stored_bytes + made)
 
 
 def _output_sizes(config: JobConfig) -> OutputSizes:
@@ -378,11 +367,14 @@ def plan_job(
     voxels = output_voxels(config, volume)
     masks = open_masks(config, volume, voxels)
     _check_output_is_apart(config, volume, masks)
-    normalize = decide.decide_normalization(config, volume.stored, earlier)
+    normalize = decide.decide_normalization(
+        config, [each.stored for each in volume.volumes], earlier
+    )
     check_sections(normalize, volume)
     for single in config.by_output.values():
         check_halos(single.postprocess, voxels.bounds)
     make_normalization(normalize, volume.values_dtype)
+    check_unit(normalize, volume)
     _check_fill_values(config, volume, masks)
     check_voxel_size(config, volume)
     roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else voxels.bounds
@@ -476,19 +468,27 @@ def best_plan_for(
 
 def _open_checked_input(config: JobConfig) -> InputVolume:
     volume = open_input(config)
-    if volume.channels != config.model.input_channels:
+    if volume.all_channels != config.model.input_channels:
         selection = "" if config.input.channel is None else " selected by input.channel"
+        others = [f"{each.volume.url} {each.volume.channels}" for each in volume.further]
+        together = f", {', '.join(others)}; together {volume.all_channels}" if others else ""
         raise VolumeError(
-            f"the input {volume.url} has {volume.channels} channels{selection}, the job says "
+            f"the input {volume.url} has {volume.channels} channels{selection}{together}, the job "
+            "says "
             f"model.input_channels: {config.model.input_channels}. Select with input.channel, or "
             "change the model."
         )
     return volume
 
 
-def _check_output_is_apart(config: JobConfig, volume: Volume, masks: Mapping[str, Mask]) -> None:
+def _check_output_is_apart(
+    config: JobConfig, volume: InputVolume, masks: Mapping[str, Mask]
+) -> None:
     """Refuse an output that would overwrite the input, a mask, or another output."""
-    volumes = {"the input": volume} | {f"{key}, a mask": masks[key].volume for key in masks}
+    further = {f"inputs.{number}.path": each.volume for number, each in enumerate(volume.further)}
+    volumes = (
+        {"the input": volume} | further | {f"{key}, a mask": masks[key].volume for key in masks}
+    )
     taken = {name: each.place for name, each in volumes.items()}
     paths = {key: single.output.path for key, single in config.by_output.items()}
     for key, source in config.previews.items():
@@ -503,12 +503,16 @@ def _check_output_is_apart(config: JobConfig, volume: Volume, masks: Mapping[str
         taken[key] = place
 
 
-def _check_fill_values(config: JobConfig, volume: Volume, masks: Mapping[str, Mask]) -> None:
+def _check_fill_values(config: JobConfig, volume: InputVolume, masks: Mapping[str, Mask]) -> None:
     if config.input.fill == "constant" and config.input.network_fill is None:
         check_fill_value("input.fill_value", config.input.fill_value, volume.dtype)
+    for number, each in enumerate(volume.further):
+        if each.fill == "constant":
+            check_fill_value(f"inputs.{number}.fill_value", each.fill_value, each.volume.dtype)
     for key, mask in masks.items():
         dtypes = [np.dtype(single.output.dtype) for single in config.by_output.values()]
-        for dtype in [volume.dtype] if key == "input.mask" else dtypes:
+        read = [each.dtype for each in volume.volumes]
+        for dtype in read if key == "input.mask" else dtypes:
             check_fill_value(f"{key}.fill_value", mask.fill_value, dtype)
 
 

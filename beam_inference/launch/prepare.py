@@ -29,7 +29,12 @@ from beam_inference.job.messages import Launch
 from beam_inference.job.ownership import Owner, check_owner, claim_output, owner_of
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.provenance import record_job
-from beam_inference.job.resolved_job import NUMERICS, QuantizationError, ResolvedJob
+from beam_inference.job.resolved_job import (
+    NUMERICS,
+    QuantizationError,
+    ResolvedInput,
+    ResolvedJob,
+)
 from beam_inference.job.runs import claim_length_of
 from beam_inference.job.shards import Shard
 from beam_inference.job.state import State, default_state_url
@@ -60,6 +65,7 @@ from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import loader_of, suffix_of
 from beam_inference.models.trust import Trust
+from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.outputs import create_output
 from beam_inference.volumes.provenance import read_provenance
 
@@ -436,6 +442,17 @@ class _ResolvedNetwork:
     quantization_error: QuantizationError | None = None
 
 
+def _record_input(volume: InputVolume, planned: PlannedJob) -> ResolvedInput:
+    return ResolvedInput(
+        bounds=volume.stored.bounds,
+        channels=volume.channels,
+        dtype=volume.values_dtype.name,
+        block_bytes=int(volume.block_bytes(planned.plan.totals.extremes.input)),
+        resampling=volume.resampling,
+        limits=list(volume.limits),
+    )
+
+
 def _known(bounds: Sequence[float | None]) -> list[float]:
     """Bounds that are known: all of them, but for jobs that began by older rules."""
     return [bound for bound in bounds if bound is not None]
@@ -452,6 +469,7 @@ def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
         to_output=planned.to_output,
         input_dtype=planned.input.values_dtype.name,
         input_block_shape=planned.input.read_shape,
+        further_inputs=[_record_input(each.volume, planned) for each in planned.input.further],
         mask_origins=_mask_origins(planned),
         roi=planned.roi,
         output_bounds=planned.output.bounds,

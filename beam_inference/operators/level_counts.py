@@ -48,6 +48,7 @@ from beam_inference.operators.integer_counts import (
     values_at,
 )
 from beam_inference.operators.levels import Levels, NonzeroLevels
+from beam_inference.volumes.further_input import join_volumes
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     open_kvstore,
@@ -77,6 +78,7 @@ class CountValues:
         chunks: of the volume.
         channels: number of its channels.
         dtype: name of its dtype.
+        beside: further volumes of the same voxels, whose channels are counted with its own.
     """
 
     path: str
@@ -87,6 +89,7 @@ class CountValues:
     chunks: ChunkGrid
     channels: int
     dtype: str
+    beside: tuple[str, ...] = ()
     name: str = "values"
 
     @property
@@ -96,8 +99,7 @@ class CountValues:
 
     def volume(self) -> Volume:
         """Open the volume."""
-        channel = None if self.channel is None else list(self.channel)
-        return open_volume(self.path, scale=self.scale, channel=channel, storage=self.storage)
+        return _open([self.path, *self.beside], self.scale, self.channel, self.storage)
 
     def make_worker(self) -> Callable[[int], None]:
         """See :class:`beam_inference.job.stage_job.ChunkStage`."""
@@ -362,8 +364,25 @@ def box_of_nonzero(array: AnyArray, box: BoundingBox) -> NDArray[np.int64]:
     return corners
 
 
+def _open(
+    urls: Sequence[str], scale: int, channel: Sequence[int] | None, storage: Storage
+) -> Volume:
+    """Open a volume, or several as one."""
+    channels = None if channel is None else list(channel)
+    first, *others = (
+        open_volume(url, scale=scale, channel=channels, storage=storage) for url in urls
+    )
+    return join_volumes(first, others) if others else first
+
+
 def plan_level_stages(
-    url: str, to: str, *, scale: int, channel: Sequence[int] | None, storage: Storage
+    url: str,
+    to: str,
+    *,
+    scale: int,
+    channel: Sequence[int] | None,
+    storage: Storage,
+    beside: Sequence[str] = (),
 ) -> tuple[CountValues, FindBins, CountInBins, WriteLevels] | tuple[CountValues, WriteLevels]:
     """The stages of counting a volume's values: two for integers, four for floats.
 
@@ -373,13 +392,13 @@ def plan_level_stages(
         scale: of the volume.
         channel: channels to count; None for all.
         storage: settings of the object stores.
+        beside: URLs of further volumes of the same voxels, whose channels follow.
 
     Raises:
         VolumeError: the volume cannot be opened.
         ConfigError: values of its dtype cannot be counted one by one.
     """
-    channels = None if channel is None else list(channel)
-    volume = open_volume(url, scale=scale, channel=channels, storage=storage)
+    volume = _open([url, *beside], scale, channel, storage)
     count = CountValues(
         path=url,
         scale=scale,
@@ -389,6 +408,7 @@ def plan_level_stages(
         chunks=chunks_to_count(volume),
         channels=volume.channels,
         dtype=volume.dtype.name,
+        beside=tuple(beside),
     )
     folder, _, name = to.rpartition("/")
     write = WriteLevels(count, (folder, name))
@@ -427,11 +447,18 @@ def _refined_key(index: int) -> str:
     return f"{index:012d}.bins.npz"
 
 
-def describe_input(path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume) -> Json:
+def describe_input(
+    path: str,
+    scale: int,
+    channel: tuple[int, ...] | None,
+    volume: Volume,
+    beside: Sequence[str] = (),
+) -> Json:
     """Describe the volume whose values are counted as JSON, with a cheap check of its content."""
     start = volume.bounds.start
     stop = volume.bounds.stop
     values = {"path": path, "scale": scale, "channel": channel, "start": start, "stop": stop}
+    values |= {"beside": list(beside)} if beside else {}
     return dict(json.loads(json.dumps({**values, "input_values": hash_of_some_blocks(volume)})))
 
 

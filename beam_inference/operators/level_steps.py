@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import accumulate
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import DefiniteNormalize
@@ -33,6 +34,7 @@ from beam_inference.config.normalize import (
     StandardStep,
     Statistics,
     Step,
+    statistics_of,
 )
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
@@ -41,27 +43,77 @@ from beam_inference.operators.levels import (
     Levels,
     levels_of_array,
     levels_of_volume,
+    load_levels,
     normalization_from_levels,
 )
+from beam_inference.volumes.input_volume import common_dtype
 from beam_inference.volumes.volume import Volume
 
 
 def definite_normalization(
-    wanted: Normalize, volume: Volume, storage: Storage
+    wanted: Normalize, volumes: Sequence[Volume], storage: Storage
 ) -> DefiniteNormalize:
     """Make a normalisation of numbers of one that may name levels files.
+
+    Args:
+        wanted: the normalisation.
+        volumes: those whose channels, one after another, it is for. A levels file is of one, or of
+            all together.
+        storage: how levels files are reached.
 
     Raises:
         ConfigError: levels are of another volume, do not hold what is wanted, or are one value
             only.
     """
     if isinstance(wanted, Contrast | Standard):
-        levels = levels_of_volume(volume, wanted.levels, storage)
+        levels = levels_of_volume(volumes[0], wanted.levels, storage)
         return normalization_from_levels(wanted, levels)
     if isinstance(wanted, tuple):
-        load = cache(lambda url: _levels_of_channels(volume, url, storage))
-        return definite_steps(wanted, volume.channels, load)
+        load = cache(lambda url, number: _levels_of_channels(volumes, number, url, storage))
+        _check_levels_of_one(wanted, [volume.channels for volume in volumes], load)
+        channels = [
+            _Channel(first + channel, partial(load, number=number), channel, count)
+            for number, (first, count) in enumerate(_ranges(volumes))
+            for channel in range(count)
+        ]
+        return _definite_steps(wanted, channels)
     return wanted
+
+
+def _ranges(volumes: Sequence[Volume]) -> list[tuple[int, int]]:
+    """Number of the first channel of each volume among those of all, and of its channels."""
+    stops = list(accumulate(volume.channels for volume in volumes))
+    return [
+        (stop - volume.channels, volume.channels)
+        for stop, volume in zip(stops, volumes, strict=True)
+    ]
+
+
+def _check_levels_of_one(
+    steps: Sequence[Step], counts: Sequence[int], load: Callable[[str, int], Levels]
+) -> None:
+    """Refuse steps that take the levels of one volume for channels of several."""
+    owners = [number for number, count in enumerate(counts) for _ in range(count)]
+    for number, step in enumerate(steps):
+        channels = range(len(owners)) if step.channels is None else step.channels
+        taken = statistics_of(step)
+        if taken is None or len({owners[channel] for channel in channels}) == 1:
+            continue
+        if len(load(taken.levels, owners[channels[0]]).channels or []) != len(owners):
+            raise ConfigError(
+                f"model.normalize.{number}: {taken.levels} is of one volume, and this step is for "
+                "channels of several: write a step for each, with its channels and its levels, or "
+                "count all volumes together (beam-inference levels VOLUME VOLUME …). The channels "
+                f"of input and inputs are {_channels_text(counts)}."
+            )
+
+
+def _channels_text(counts: Sequence[int]) -> str:
+    stops = list(accumulate(counts))
+    return "; ".join(
+        ", ".join(map(str, range(stop - count, stop)))
+        for stop, count in zip(stops, counts, strict=True)
+    )
 
 
 def normalization_of_array(wanted: Normalize, array: AnyArray) -> DefiniteNormalize:
@@ -82,7 +134,16 @@ def normalization_of_array(wanted: Normalize, array: AnyArray) -> DefiniteNormal
     return wanted
 
 
-def _levels_of_channels(volume: Volume, url: str, storage: Storage) -> Levels:
+def _levels_of_channels(
+    volumes: Sequence[Volume], number: int, url: str, storage: Storage
+) -> Levels:
+    """The levels of a volume, or of all together."""
+    if len(volumes) > 1:
+        levels = load_levels(url, storage)
+        if len(levels.channels or []) == sum(volume.channels for volume in volumes):
+            dtype = common_dtype([volume.dtype for volume in volumes])
+            return levels_of_volume(replace(volumes[0], dtype=dtype), url, storage)
+    volume = volumes[number]
     levels = levels_of_volume(volume, url, storage)
     count = len(levels.channels or [])
     if count not in (0, volume.channels):
@@ -106,7 +167,11 @@ def definite_steps(
     Raises:
         ConfigError: a file does not hold what a step wants, or steps before it make it unknown.
     """
-    every = [_Channel(number, load) for number in range(channels)]
+    every = [_Channel(number, load, number, channels) for number in range(channels)]
+    return _definite_steps(steps, every)
+
+
+def _definite_steps(steps: Sequence[Step], every: Sequence[_Channel]) -> tuple[DefiniteStep, ...]:
     made = []
     for number, step in enumerate(steps):
         key = f"model.normalize.{number}"
@@ -154,8 +219,10 @@ class _Channel:
     """What the steps so far make of the values of a channel.
 
     Attributes:
-        number: its number.
+        number: its number among those that the network takes.
         load: reads a levels file.
+        place: its number in its volume.
+        count: number of channels of that volume.
         maps: what each step makes of a value.
         scale: of all steps so far together, but for clips.
         offset: is added then.
@@ -166,6 +233,8 @@ class _Channel:
 
     number: int
     load: Callable[[str], Levels]
+    place: int
+    count: int
     maps: list[Callable[[float], float]] = field(default_factory=list)
     scale: float = 1.0
     offset: float = 0.0
@@ -284,7 +353,8 @@ class _Channel:
         if wanted.of == "nonzero_box" and levels.nonzero is None:
             raise ConfigError(f"{key}: {levels.input} is zero throughout: it has no nonzero_box")
         nonzero = levels.nonzero if wanted.of == "nonzero_box" else None
-        return (levels.channels if nonzero is None else nonzero.channels)[self.number]
+        channels = levels.channels if nonzero is None else nonzero.channels
+        return channels[self.place if len(channels) == self.count else self.number]
 
 
 def _at(numbers: float | list[float], position: int) -> float:

@@ -291,10 +291,23 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     visible = roi if to_output is None else to_output.source_box(roi)
     visible = visible if resampling is None else resampling.source_box(visible)
     shown = [_show_image("input", source, config.storage, visible, channels)]
+    shown += _further_inputs_to_show(config)
     shown += [] if launched is None else _outputs_to_show(config, launched, roi)
     shown += _masks_to_show(config, launched)
     name = config.output.path.rstrip("/").rpartition("/")[2]
     return View(name, shown, plan, launched, patches, roi, voxel_size)
+
+
+def _further_inputs_to_show(config: JobConfig) -> list[Shown]:
+    """Make a layer of each further input of a job."""
+    shown = []
+    for number, section in enumerate(config.inputs):
+        source = replace(section.source(config.storage), channel=None)
+        volume = open_source(source, check_blocks=False)
+        channels = section.channel or list(range(volume.channels))
+        name = f"inputs.{number}"
+        shown.append(_show_image(name, volume, config.storage, volume.bounds, channels))
+    return shown
 
 
 def _outputs_to_show(config: JobConfig, launched: ResolvedJob, roi: BoundingBox) -> list[Shown]:

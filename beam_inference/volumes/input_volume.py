@@ -1,4 +1,4 @@
-"""A stored volume as a job's network sees it: at another voxel size, and behind a mask."""
+"""Stored volumes as a job's network sees them: at another voxel size, and behind a mask."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import tensorstore as ts
 
+from beam_inference import arrays
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.volumes import OutputVoxels, Resample, ResampleBack
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.fill import Fill
 from beam_inference.geometry.origin import Origin
 from beam_inference.geometry.resampling import (
     Grid,
@@ -20,12 +22,15 @@ from beam_inference.geometry.resampling import (
     coarse_axis,
     make_resampling,
 )
-from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, subtract
-from beam_inference.limits import Numbers
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div, subtract
+from beam_inference.limits import Numbers, maximum, minimum
 from beam_inference.volumes.kvstores import TRANSFER_SECONDS
 from beam_inference.volumes.mask import Mask
 from beam_inference.volumes.opening import tell_rest
 from beam_inference.volumes.volume import Volume
+
+_FLOAT_BYTES = 4
+"""Bytes of a float32."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class InputVolume(Volume):
             resampling; empty for none.
         mask: where the volume is kept; None if it is everywhere.
         whole: bounds of all that is stored, where the job reads a box of it; else None.
+        further: volumes whose channels follow in a cutout. All else is of this volume alone.
     """
 
     stored: Volume = field(kw_only=True)
@@ -48,6 +54,46 @@ class InputVolume(Volume):
     limits: tuple[tuple[float, float], ...] = field(default=(), kw_only=True)
     mask: Mask | None = field(default=None, kw_only=True)
     whole: BoundingBox | None = field(default=None, kw_only=True)
+    further: tuple[FurtherVolume, ...] = field(default=(), kw_only=True)
+
+    @property
+    def volumes(self) -> list[InputVolume]:
+        """This volume, and then the further ones."""
+        return [self, *(each.volume for each in self.further)]
+
+    @property
+    def all_channels(self) -> int:
+        """Number of channels of a cutout."""
+        return sum(volume.channels for volume in self.volumes)
+
+    @property
+    def cutout_dtype(self) -> AnyDtype:
+        """The dtype of a cutout: the least that holds the values of all volumes, or float32."""
+        return common_dtype([volume.dtype for volume in self.volumes])
+
+    def cutout(
+        self, box: BoundingBox, fill: Fill, fill_value: float, timeout: float = TRANSFER_SECONDS
+    ) -> AnyArray:
+        """Read the voxels of any box, of this volume and of those that follow, in one array.
+
+        Args:
+            box: it may reach beyond the bounds.
+            fill: what lies there, in this volume; the others have a fill of their own.
+            fill_value: the value for "constant".
+            timeout: seconds after which a read is given up.
+        """
+        first = super().cutout(box, fill, fill_value, timeout)
+        if not self.further:
+            return first
+        joined = arrays.empty((self.all_channels, *box.shape), self.cutout_dtype)
+        stop = self.channels
+        joined[:stop] = first
+        del first  # before the next one is read
+        for each in self.further:
+            start = stop
+            stop += each.volume.channels
+            joined[start:stop] = each.volume.cutout(box, each.fill, each.fill_value, timeout)
+        return joined
 
     @property
     def values_dtype(self) -> AnyDtype:
@@ -59,9 +105,49 @@ class InputVolume(Volume):
         return shape if self.resampling is None else self.resampling.source_shape(shape)
 
     def decoded_bytes(self, shape: Zyx) -> int:
-        """Bytes of the stored values that a box of a shape is made of, at most."""
+        """Bytes of the stored values that a box of a shape is made of, at most, of all volumes."""
+        return sum(each.own_decoded_bytes(shape) for each in self.volumes)
+
+    def own_decoded_bytes(self, shape: Zyx) -> int:
+        """The same of this volume alone."""
         z, y, x = self.stored_shape(shape)
         return int(self.channels * z * y * x * self.values_dtype.itemsize)
+
+    def block_bytes(self, shape: tuple[Numbers, Numbers, Numbers]) -> Numbers:
+        """Bytes of the decoded storage blocks that a box of a shape is made of, at most.
+
+        Of this volume alone.
+        """
+        stored = zip(
+            self.stored_shape(shape), self.read_shape, self.stored.bounds.shape, strict=True
+        )
+        z, y, x = (
+            minimum((length + block - 2) // block + 1, ceil_div(whole, block)) * block
+            for length, block, whole in stored
+        )
+        return self.channels * z * y * x * self.values_dtype.itemsize
+
+    def resampling_bytes(self, shape: tuple[Numbers, Numbers, Numbers]) -> Numbers:
+        """Bytes beside a cutout of a shape while it is resampled, axis by axis; of this volume."""
+        if self.resampling is None:
+            return 0
+        z, y, x = self.resampling.source_shape(shape)
+        stored = z * y * x
+        read = shape[0] * shape[1] * shape[2]
+        stored_bytes = self.values_dtype.itemsize + (_FLOAT_BYTES if self.limits else 0)
+        made = _FLOAT_BYTES * (2 * maximum(stored, read) - read)
+        return self.channels * (stored * stored_bytes + made)
+
+    def joining_bytes(self, shape: tuple[Numbers, Numbers, Numbers]) -> Numbers:
+        """Bytes beside a cutout of a shape while it is read and put together, of all volumes."""
+        if not self.further:
+            return self.resampling_bytes(shape)
+        read = shape[0] * shape[1] * shape[2]
+        most: Numbers = 0
+        for each in self.volumes:
+            own = each.channels * read * each.dtype.itemsize
+            most = maximum(most, own + each.resampling_bytes(shape))
+        return most
 
     def place_at(self, origin: Origin) -> InputVolume:
         """The volume at another place; what it is made of stays, but where nothing is resampled."""
@@ -108,6 +194,30 @@ class InputVolume(Volume):
             return self.stored.begin_sampling(channels, wanted)
         z, y, x = self.resampling.nearest_voxels(wanted)
         return self.store[:channels].oindex[:, z, y, x].read()
+
+
+def common_dtype(dtypes: Sequence[AnyDtype]) -> AnyDtype:
+    """The dtype itself if there is one, else the least integer that holds all, or float32."""
+    if len(set(dtypes)) == 1:
+        return dtypes[0]
+    common = np.result_type(*dtypes)
+    is_small = common.kind in "iu" and common.itemsize <= _FLOAT_BYTES
+    return common if is_small else np.dtype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherVolume:
+    """A volume whose channels the network sees after those of a job's input.
+
+    Attributes:
+        volume: the volume, with the voxels and the bounds of the input.
+        fill: what lies beyond them.
+        fill_value: the value for "constant", in stored units.
+    """
+
+    volume: InputVolume
+    fill: Fill
+    fill_value: float
 
 
 def _as_read(stored: Volume) -> InputVolume:

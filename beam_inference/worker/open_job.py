@@ -21,6 +21,7 @@ from beam_inference.job.state import State
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.operators.normalize import AnyNormalization
+from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.outputs import LOSSY, open_output
 from beam_inference.volumes.volume import Volume
 from beam_inference.worker.network_watch import NetworkWatch
@@ -71,7 +72,7 @@ class OpenJob:
     launch: Launch
     job: ResolvedJob
     state: State
-    input: Volume
+    input: InputVolume
     outputs: Sequence[OpenOutput]
     previews: Sequence[OpenPreview]
     mask: OutputMask
@@ -97,11 +98,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     config = job.config
     state = launch.state()
     input_volume = open_input(config, job.cached_input_bytes(launch.threads_per_process))
-    if input_volume.bounds != job.input_bounds or input_volume.resampling != job.resampling:
-        raise WorkerFault(
-            f"the input {input_volume.url} is {input_volume.bounds} (z, y, x), and was "
-            f"{job.input_bounds} when the job began: it is another volume, or lies elsewhere"
-        )
+    _check_input(input_volume, job)
     outputs = [_open_output(job, key) for key in config.output_keys]
     mask = open_output_mask(job)
     operators = _local_operators(job)
@@ -133,6 +130,24 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
         watch=watch,
         seam_files=SeamFiles(state.url, config.storage, job.fingerprint),
     )
+
+
+def _check_input(volume: InputVolume, job: ResolvedJob) -> None:
+    """Refuse inputs that are not those that the job began with."""
+    if volume.bounds != job.input_bounds or volume.resampling != job.resampling:
+        raise WorkerFault(
+            f"the input {volume.url} is {volume.bounds} (z, y, x), and was {job.input_bounds} when "
+            "the job began: it is another volume, or lies elsewhere"
+        )
+    for each, known in zip(volume.further, job.further_inputs, strict=True):
+        stored = each.volume.stored
+        found = (stored.bounds, each.volume.resampling, stored.channels, stored.dtype.name)
+        if found != (known.bounds, known.resampling, known.channels, known.dtype):
+            raise WorkerFault(
+                f"the input {stored.url} is {stored.bounds} (z, y, x), {stored.channels} "
+                f"channel(s) of {stored.dtype.name}, and was {known.bounds}, {known.channels} of "
+                f"{known.dtype} when the job began: it is another volume, or lies elsewhere"
+            )
 
 
 def _open_output(job: ResolvedJob, key: str) -> OpenOutput:
@@ -193,7 +208,7 @@ def _check_engine(predictor: Predictor, job: ResolvedJob) -> None:
 def _first_calls(
     launch: Launch,
     job: ResolvedJob,
-    input_volume: Volume,
+    input_volume: InputVolume,
     model: NetworkConfig,
     predictor: Predictor,
     watch: NetworkWatch,
@@ -208,5 +223,6 @@ def _first_calls(
     if inference.device == "cpu" and not keeps_memory(inference.engine):
         patch = grown_shape(inference.patch_shape, job.plan.crop_margin)
         with watch.watch("before the first chunk"):
-            settle(predictor, (inference.patches_per_call, job.input_channels, *patch))
+            channels = job.config.model.input_channels
+            settle(predictor, (inference.patches_per_call, channels, *patch))
     return inference.patches_per_call

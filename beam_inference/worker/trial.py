@@ -35,7 +35,7 @@ from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.zyx import triple
 from beam_inference.job.parts import cutout, normalization
 from beam_inference.operators.normalize_steps import predict_normalized
-from beam_inference.volumes.volume import Volume
+from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.worker.network_watch import NetworkWatch
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def boxes_to_try(plan: InferencePlan) -> list[BoundingBox]:
     return [lattice.patch_box(index).grow(plan.crop_margin) for index in dict.fromkeys(indices)]
 
 
-def patch_to_try(config: DefiniteConfig, volume: Volume, plan: InferencePlan) -> AnyArray:
+def patch_to_try(config: DefiniteConfig, volume: InputVolume, plan: InferencePlan) -> AnyArray:
     """Read the network's input for the patch in the middle of the domain.
 
     Returns:
@@ -63,7 +63,7 @@ def patch_to_try(config: DefiniteConfig, volume: Volume, plan: InferencePlan) ->
 
 
 def patches_to_try(
-    config: DefiniteConfig, volume: Volume, plan: InferencePlan
+    config: DefiniteConfig, volume: InputVolume, plan: InferencePlan
 ) -> Iterator[AnyArray]:
     """Read the network's input at :func:`boxes_to_try`, as :func:`patch_to_try` does."""
     return (_read(config, volume, box) for box in boxes_to_try(plan))
@@ -81,7 +81,7 @@ def boxes_to_calibrate(plan: InferencePlan) -> list[BoundingBox]:
 
 
 def calibration_samples(
-    config: DefiniteConfig, volume: Volume, plan: InferencePlan
+    config: DefiniteConfig, volume: InputVolume, plan: InferencePlan
 ) -> list[NDArray[np.float32]]:
     """Read what the network is calibrated on for precision int8, as the network takes it.
 
@@ -109,12 +109,12 @@ def calibration_samples(
     return [normalize(patch.astype(np.float32)[None])[0] for patch in patches]
 
 
-def _read(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray:
+def _read(config: DefiniteConfig, volume: InputVolume, box: BoundingBox) -> AnyArray:
     try:
         return cutout(config, volume, box)
     except (TransientReadError, PermanentReadError) as error:
         logger.warning("trying the network on zeros, because %s", error)
-        return np.zeros((volume.channels, *box.shape), volume.dtype)
+        return np.zeros((volume.all_channels, *box.shape), volume.cutout_dtype)
 
 
 def largest_predictions(
@@ -160,7 +160,7 @@ def largest_predictions(
 def try_network(
     predictor: Predictor,
     config: DefiniteConfig,
-    volume: Volume,
+    volume: InputVolume,
     plan: InferencePlan,
     reference: Predictor | None = None,
 ) -> ContractReport:

@@ -279,7 +279,7 @@ def test_blocks_that_neighbouring_chunks_share_are_read_once_in_a_run(
             return gcs.requests["GET media"]
 
     kept = requests("kept")
-    monkeypatch.setattr(ResolvedJob, "cached_input_bytes", lambda self, threads: 0)
+    monkeypatch.setattr(ResolvedJob, "cached_input_bytes", lambda self, threads: [0])
     without = requests("not-kept")
     print(kept, without)
     assert kept < 0.6 * without

@@ -548,7 +548,7 @@ def _parse_levels(content: bytes, folder: Path) -> object:
         Standard(levels=url, to="standard", by="section"),
     ):
         try:
-            answers.append(definite_normalization(wanted, volume, LOCAL))
+            answers.append(definite_normalization(wanted, [volume], LOCAL))
         except ConfigError as error:
             refusal = error
     if refusal is not None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import nnunet_folders as made
 import numpy as np
@@ -179,6 +180,23 @@ def test_each_channel_has_its_own_normalisation(folder):
         ("ClipStep", [1]),
         ("StandardStep", [1]),
     ]
+
+
+def test_modalities_are_volumes_in_the_order_of_the_channels(folder, capsys):
+    write_image(folder / "ct", FITTING)
+    config = made.configuration(
+        normalization_schemes=["ZScoreNormalization"] * 2, use_mask_for_norm=[False] * 2
+    )
+    names = {"channel_names": {"0": "T1", "1": "CT"}}
+    plans = made.plans(configurations={"3d_fullres": config})
+    model = remake(folder, made=plans, described=made.dataset(**names))
+    volumes = ["em", "ct"]
+    assert main(["init", "--model", model, "--input", *volumes, "--to", "both.yaml"]) == 0
+    assert follow(capsys.readouterr().out) == ["levels", "plan", "run"]
+    assert "T1, CT" in comment_before((folder / "both.yaml").read_text(), "inputs")
+    job = load_job("both.yaml")
+    assert [Path(each.path).name for each in (job.input, *job.inputs)] == volumes
+    assert job.model.input_channels == 2
 
 
 def test_a_unit_that_is_not_said_is_told(folder):
