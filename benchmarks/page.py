@@ -432,6 +432,8 @@ def _scaling() -> str:
                 )
             )
     table = "\n".join(lines)
+    last = max(results["threads"], key=lambda row: row["workers"])
+    most = 1000 * results["machine"]["cores"] / sum(last["processor_ms_per_chunk"].values())
     return f"""\
 ## Many workers
 
@@ -444,6 +446,11 @@ chunk in the process that measures, and in the store and the other processes, al
 itself. The load is that of the machine before.
 
 {table}
+
+So the rate does not bend up to {last["workers"]} workers. What the last row takes of the processor
+would fill these cores at {most:.0f} chunks a second, the store's share included. That no worker is
+always at work is the run's length: of so few chunks each is a run of its own, and a worker of one
+thread claims, reads and writes between two of them; the local runner has two threads for that.
 
 """
 
