@@ -231,6 +231,7 @@ def test_schema_is_valid_json_and_knows_every_section(capsys):
     schema = json.loads(capsys.readouterr().out)
     assert set(schema["properties"]) == {
         "input",
+        "inputs",
         "output",
         "outputs",
         "model",

@@ -97,7 +97,7 @@ def test_factory_paths(path, parts):
             {"inference": {"patch_shap": [1, 2, 3]}},
             r"inference.patch_shap: unknown key; did you mean 'patch_shape'\?",
         ),
-        ({"inputs": {}}, r"inputs: unknown key; did you mean 'input'\?"),
+        ({"inptu": {}}, r"inptu: unknown key; did you mean 'input'\?"),
         (
             {"model": {"normalize": {"scale": 1, "ofset": 2}}},
             r"model.normalize.ofset: unknown key; did you mean 'offset'",
@@ -202,7 +202,7 @@ def test_all_faults_are_told_at_once(tmp_path):
     ("text", "message"),
     [
         ("a: [1", "not valid YAML"),
-        ("- 1\n- 2\n", "expected a mapping with the keys input, output"),
+        ("- 1\n- 2\n", "expected a mapping with the keys input, inputs, output"),
         ("", "expected a mapping"),
         ("input: {path: a}\ninput: {path: b}\n", r"'input' is given twice \(line 2\)"),
     ],

@@ -473,7 +473,7 @@ def test_parameters_that_no_weights_file_states_describe_the_engine():
     with pytest.raises(ModelContractError, match="other parameters at every call"):
         parameters("random")
     job = config(toy("conv"))
-    with pytest.raises(ConfigError, match="has no model.weights beside it"):
+    with pytest.raises(ConfigError, match="has no weights beside it"):
         describe_engine(job.model, job.inference)
 
 

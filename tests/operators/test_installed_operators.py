@@ -55,6 +55,8 @@ def test_fingerprints_of_jobs_begun_earlier_stay(name):
         "dtype": DTYPES.get(name, "float32"),
         "block_shape": [16, 16, 16],
         "format": "zarr3" if name == "argmax" else "precomputed",
+        "encoding": "raw",  # what the defaults were
+        "shard_shape": None,
     }
     inference = {
         "seams": "recompute",

@@ -267,7 +267,7 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
         ),
         (
             {"output": {"path": "out", "dtype": "uint32"}},
-            "is for labels, which argmax, regions or threshold make",
+            "is for labels, which argmax, regions, threshold or own with labels make",
         ),
         (
             {"postprocess": [{"operator": "own", "function": "os.path", "output_channels": 1}]},

@@ -346,7 +346,7 @@ def test_a_job_without_heads_may_have_several_outputs(source, tmp_path):
         (
             {"outputs": {"a": {"path": "a", "bounds": {"start": [0, 0, 0], "stop": [9, 9, 9]}}}},
             ConfigError,
-            "bounds are those of output",
+            "bounds is that of output, which all volumes have",
         ),
         (
             {"outputs": {"a": {"path": "a", "block_shape": [16, 24, 16]}}},
