@@ -98,6 +98,7 @@ def test_the_bits_do_not_depend_on_chunks_and_strategy(image, tmp_path):
     assert found[0].tobytes() == found[1].tobytes()
 
 
+@pytest.mark.slow
 def test_each_file_is_hashed_and_what_each_counts_is_part_of_the_job(image, scripted, tmp_path):
     def resolved(*ensemble):
         values = values_of(image, tmp_path / "out", ensemble=list(ensemble))

@@ -76,6 +76,7 @@ def test_csv_by_index_or_by_box(resolved, tmp_path, capsys):
     assert choose_chunks([str(path)], resolved) == touching(resolved, start, stop)
 
 
+@pytest.mark.slow
 def test_the_list_of_tasks_is_a_choice(job, tmp_path, capsys):
     path = job()
     assert main(["run", path, "--chunks", "0-3,9"]) == 0

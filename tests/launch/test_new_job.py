@@ -182,6 +182,7 @@ def test_each_channel_has_its_own_normalisation(folder):
     ]
 
 
+@pytest.mark.slow
 def test_modalities_are_volumes_in_the_order_of_the_channels(folder, capsys):
     write_image(folder / "ct", FITTING)
     config = made.configuration(

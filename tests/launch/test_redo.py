@@ -51,6 +51,7 @@ def test_a_damaged_chunk_is_mended_by_redo(path, tmp_path):
     assert main(["verify", path, "--deep"]) == 0
 
 
+@pytest.mark.slow
 def test_a_chunk_that_fails_when_it_is_done_again_is_missing(job, volume_in, tmp_path, capsys):
     path = job()
     assert main(["run", path]) == 0

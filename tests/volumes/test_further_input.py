@@ -285,6 +285,7 @@ def test_a_damaged_block_of_any_volume_quarantines_its_chunks_by_its_name(modali
     assert all(f"of file://{modalities}/{name}" in cause for cause in causes)
 
 
+@pytest.mark.slow
 def test_the_command_line_knows_all_volumes(modalities, capsys):
     values = values_of(modalities, inference={"strategy": "exchange", "batch_size": 1})
     job = str(write_job(modalities / "job.yaml", values))

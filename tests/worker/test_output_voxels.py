@@ -283,6 +283,7 @@ def test_an_roi_with_its_context_is_the_part_of_the_whole(stored, tmp_path):
     assert whole[(slice(None), *part.slices_in(bounds))].shape == found.shape
 
 
+@pytest.mark.slow
 def test_a_box_is_put_back_into_the_whole_volume(tmp_path):
     array = np.zeros((20, 40, 44), np.uint8)
     box = (slice(3, 17), slice(5, 35), slice(0, 44))
@@ -310,6 +311,7 @@ def test_a_mask_of_the_output_is_counted_in_its_voxels(stored, tmp_path):
         np.testing.assert_array_equal(found, np.where(kept, whole, np.float32(-3)))
 
 
+@pytest.mark.slow
 def test_several_outputs_have_the_same_voxels(stored, tmp_path):
     values = values_of(stored, tmp_path / "out")
     values["outputs"] = {
