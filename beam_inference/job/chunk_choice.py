@@ -112,30 +112,31 @@ class _Choice:
                 f"cannot read the chunks file: {error}. (--chunks takes such a file, indices as "
                 "3,5,10-20, or a box as z0:z1,y0:y1,x0:x1.)"
             ) from None
-        text = content.decode(errors="replace")
-        state = read_viewer_state(text)
-        if state is None and layer:
-            raise ConfigError(f"{where} has no layer {layer}: it is no state of Neuroglancer")
-        if state is not None:
-            found = chain.from_iterable(
-                self._touching(box, where)
-                for box in boxes_of_state(state, layer, self.voxel_size_nm, where)
-            )
-        elif _is_csv(text):
-            found = chain.from_iterable(self._chunks_of_row(*row) for row in _rows(text, where))
-        else:
-            found = chain.from_iterable(
-                self._chunks_of_line(line, f"line {number} of {where}")
-                for number, line in enumerate(text.splitlines(), 1)
-                if line.strip()
-            )
         try:
-            chosen = set(found)
+            chosen = set(self._chunks_of_text(content.decode(errors="replace"), layer, where))
         except csv.Error as error:
             raise ConfigError(f"{where} is damaged: {error}") from None
         if not chosen:
             raise ConfigError(f"{where} names no chunk")
         return chosen
+
+    def _chunks_of_text(self, text: str, layer: str, where: str) -> Iterable[int]:
+        """Return the chunks that the content of a file names."""
+        state = read_viewer_state(text)
+        if state is None and layer:
+            raise ConfigError(f"{where} has no layer {layer}: it is no state of Neuroglancer")
+        if state is not None:
+            return chain.from_iterable(
+                self._touching(box, where)
+                for box in boxes_of_state(state, layer, self.voxel_size_nm, where)
+            )
+        if _is_csv(text):
+            return chain.from_iterable(self._chunks_of_row(*row) for row in _rows(text, where))
+        return chain.from_iterable(
+            self._chunks_of_line(line, f"line {number} of {where}")
+            for number, line in enumerate(text.splitlines(), 1)
+            if line.strip()
+        )
 
     def _chunks_of_row(self, row: dict[str, str], where: str) -> Iterable[int]:
         """Return the chunks of a row of CSV: by its box, where it has one."""

@@ -104,6 +104,8 @@ def test_the_list_of_tasks_is_a_choice(job, tmp_path, capsys):
         ("z0,z1,y0\n1,2,3\n", "without the columns y1 x0 x1"),
         ("z0,z1,y0,y1,x0,x1\n1,2,3,4,5,6.5\n", "is no box of whole voxels"),
         ("chunk\n", "names no chunk"),
+        ("x" * 200_000, "is damaged: field larger than field limit"),
+        ("chunk\n" + "x" * 200_000, "is damaged: field larger than field limit"),
     ],
 )
 def test_what_names_no_chunk_of_the_job(resolved, tmp_path, text, message):
