@@ -61,6 +61,8 @@ counts most where the arrays are small:
 
 {objects}
 
+{copies}
+
 {integers}
 
 {storage}
@@ -152,6 +154,7 @@ def page() -> str:
         gpu=_gpu(),
         scaling=_scaling(),
         objects=_objects(),
+        copies=_copies(),
         integers=_integers(),
         storage=_storage(),
         memory=_megabytes(growths[0]),
@@ -393,6 +396,30 @@ Affinities that are saturated, 0 or 255 everywhere, in millions of voxels per se
 |---|---|---|---|
 {_row("255 joins in any case", *_rates(joined))}
 {_row("it does not: plateaus fall apart", *_rates(apart))}"""
+
+
+def _copies() -> str:
+    """Pyramids against igneous, and conversions against a plain copy by TensorStore."""
+    found = json.loads((RESULTS / "copies.json").read_text())
+    pyramid = found["pyramid"]
+    peaks = [f"{pyramid[key] / 1e6:.0f}" for key in ("peak_bytes", "against_peak_bytes")]
+    rows = [_row("two scales of a pyramid / igneous", _ratio(pyramid["seconds"]))]
+    rows += [
+        _row(f"`convert` of raw blocks into {target} / the same by one call", _ratio(row))
+        for target, row in found["conversion"].items()
+    ]
+    return f"""\
+## Scales and conversions
+
+{found["megavoxels"]:.0f} megavoxels of FIB-25, mirrored, in raw blocks of 64³ on a local disk, in
+seconds of the processor, all threads together, without imports (`python -m benchmarks.copies`).
+igneous makes its scales in one task, which holds {peaks[1]} MB for our {peaks[0]} MB. TensorStore
+copies the array into one of the same description in one call, without windows, receipts or checks
+of blocks.
+
+| | ratio |
+|---|---|
+{chr(10).join(rows)}"""
 
 
 def _longest(stages: dict[str, float]) -> str:
