@@ -27,6 +27,7 @@ from beam_inference.pyramid.scale_geometry import PyramidScale
 from beam_inference.volumes import ome_zarr
 from beam_inference.volumes.detection import StoredVolume, json_object
 from beam_inference.volumes.kvstores import (
+    PATIENCE_SECONDS,
     kvstore_spec,
     one_line,
     open_kvstore,
@@ -168,7 +169,8 @@ class OmeCodec:
         try:
             if files.get(".zattrs"):
                 attributes = json.dumps(files[".zattrs"])
-                open_kvstore(array_url, storage).write(".zattrs", attributes).result()
+                writing = open_kvstore(array_url, storage).write(".zattrs", attributes)
+                writing.result(timeout=PATIENCE_SECONDS)
             store = open_with(
                 lambda context: ts.open(spec, open=True, create=True, context=context), storage
             )

@@ -10,7 +10,6 @@ functions take care of the few writes that are conditional.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from beam_inference.config.fields import Json
 from beam_inference.config.json_text import parse_json
 from beam_inference.errors import VolumeError, WorkerFault
+from beam_inference.volumes.file_locks import lock_file
 from beam_inference.volumes.kvstores import PATIENCE_SECONDS, KvStore, local_folder, retry_request
 
 logger = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ def _open_locked(path: Path) -> int:
 def _holds(descriptor: int, path: Path) -> bool:
     """Wait for the lock on an open file; whether the file still has its name then."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_file(descriptor, path, PATIENCE_SECONDS)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

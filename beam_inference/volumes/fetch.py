@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -12,6 +11,7 @@ from urllib.parse import unquote
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ModelContractError, VolumeError
+from beam_inference.volumes.file_locks import lock_file
 from beam_inference.volumes.kvstores import TRANSFER_SECONDS, read_file
 
 
@@ -34,7 +34,10 @@ def fetch_file(url: str, key: str, storage: Storage, sha256: str | None = None) 
     folder = _cache_folder()
     with (folder / "lock").open("w") as lock:
         # the processes of a machine fetch a file once, not once each
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            lock_file(lock.fileno(), folder / "lock", TRANSFER_SECONDS)
+        except TimeoutError as error:
+            raise ModelContractError(f"{key}: {error}") from None
         if sha256 is not None:
             kept = folder / sha256 / name
             if kept.is_file() and _sha256(kept) == sha256:
