@@ -16,6 +16,7 @@ import tensorstore as ts
 
 from beam_inference.errors import StateError
 from beam_inference.job.seals import open_record, seal_record
+from beam_inference.volumes.conditional_writes import delete_value
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     or_else_again,
@@ -56,12 +57,14 @@ class StoredRecord:
         url: URL of its file.
         text: its JSON.
         fault: what shows that the text is not the one that was written; None if nothing does.
+        generation: of the file, as the store tells it.
     """
 
     chunk: int
     url: str
     text: bytes
     fault: str | None
+    generation: bytes
 
 
 class ChunkEntries:
@@ -84,6 +87,15 @@ class ChunkEntries:
     def remove(self, chunk: int) -> None:
         """Remove a chunk's record, if there is one."""
         self._write(self._key(chunk), None)
+
+    def remove_unchanged(self, chunk: int, generation: bytes) -> None:
+        """Remove a chunk's record, unless somebody has written it anew since it was read."""
+        key = self._key(chunk)
+        retry_request(
+            "write",
+            f"{self._url}/{key}",
+            lambda: delete_value(self._store, key, self._url, generation),
+        )
 
     def write(self, chunk: int, text: str) -> None:
         """Write a chunk's record, a JSON object, durably; replaces an earlier one."""
@@ -108,7 +120,9 @@ class ChunkEntries:
                 or_else_again(reading, partial(self._store.read, key)),
             )
             if result.state == "value":
-                yield _open(chunk, f"{self._url}/{key}", bytes(result.value))
+                yield _open(
+                    chunk, f"{self._url}/{key}", bytes(result.value), result.stamp.generation
+                )
 
     def indices(self, start: int, stop: int) -> Iterator[int]:
         """List the chunks of ``start … stop`` that have a record, in order."""
@@ -147,8 +161,8 @@ class ChunkEntries:
         return indices
 
 
-def _open(chunk: int, url: str, text: bytes) -> StoredRecord:
+def _open(chunk: int, url: str, text: bytes, generation: bytes) -> StoredRecord:
     try:
-        return StoredRecord(chunk, url, open_record(text), None)
+        return StoredRecord(chunk, url, open_record(text), None, generation)
     except StateError as error:
-        return StoredRecord(chunk, url, text, str(error))
+        return StoredRecord(chunk, url, text, str(error), generation)

@@ -39,10 +39,12 @@ class DamagedRecord:
     Attributes:
         chunk: the chunk under whose name it lies.
         message: its URL, what is wrong with it, and what becomes of its chunk.
+        generation: of its file, as the store tells it.
     """
 
     chunk: int
     message: str
+    generation: bytes
 
 
 class ChannelStatistics(Frozen):

@@ -217,9 +217,9 @@ class State:
         """Write a receipt, durably; replaces one of the same chunk."""
         self._write_entry("receipts", receipt.chunk, receipt)
 
-    def remove_receipt(self, chunk: int) -> None:
-        """Remove the receipt of a chunk."""
-        self._entries("receipts").remove(chunk)
+    def remove_damaged_receipt(self, damaged: DamagedRecord) -> None:
+        """Remove a receipt that cannot be believed, unless its chunk was done again meanwhile."""
+        self._entries("receipts").remove_unchanged(damaged.chunk, damaged.generation)
 
     def forget_chunk(self, chunk: int) -> None:
         """Remove the receipts of a chunk, of both stages: all of it is to be done again."""
@@ -238,7 +238,7 @@ class State:
         former = self._former(launch)
         for receipt in self.read_receipts(chunks):
             former.write(receipt.chunk, receipt.model_dump_json())
-            self.remove_receipt(receipt.chunk)
+            self._entries("receipts").remove(receipt.chunk)
 
     def read_former_receipts(self, launch: str, chunks: Iterable[int]) -> list[Receipt]:
         """Read the receipts that some chunks had before a launch did them again, in order."""
@@ -517,6 +517,7 @@ class State:
                     stored.chunk,
                     f"{stored.url} cannot be believed ({cause}): it is damaged or from another "
                     "version. The next run does its chunk again.",
+                    stored.generation,
                 )
                 continue
             fault = fault_of(entry, stored.chunk, job)
@@ -525,7 +526,9 @@ class State:
             else:
                 box = job.plan.chunks.core_box(stored.chunk)
                 yield DamagedRecord(
-                    stored.chunk, f"chunk {stored.chunk} {box}: {fault} ({stored.url})"
+                    stored.chunk,
+                    f"chunk {stored.chunk} {box}: {fault} ({stored.url})",
+                    stored.generation,
                 )
 
 

@@ -56,7 +56,7 @@ class Journal:
                     receipt.message,
                     extra=self._log_fields(receipt.chunk),
                 )
-                self._state.remove_receipt(receipt.chunk)
+                self._state.remove_damaged_receipt(receipt)
             else:
                 receipts[receipt.chunk] = receipt
         return receipts

@@ -121,6 +121,22 @@ def test_a_damaged_receipt_is_named(state, tmp_path):
     )
 
 
+def test_a_damaged_receipt_is_not_removed_once_its_chunk_was_done_again(state, tmp_path):
+    """Else the last of two workers that have seen it would take the first one's receipt away."""
+    state.write_receipt(receipt(3))
+    [path] = tmp_path.rglob("*3.json")
+    path.write_text("{")
+    [damaged] = state.scan_receipts([3])
+    state.write_receipt(receipt(3))
+    state.remove_damaged_receipt(damaged)
+    assert [each.chunk for each in state.read_receipts([3])] == [3]
+    path.write_text("{")
+    [damaged] = state.scan_receipts([3])
+    state.remove_damaged_receipt(damaged)
+    assert not list(state.scan_receipts([3]))
+    state.remove_damaged_receipt(damaged)
+
+
 def test_a_damaged_job_is_named(state, tmp_path):
     state.create_job(resolved())
     (tmp_path / "state/job.json").write_text("{}")
