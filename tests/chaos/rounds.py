@@ -291,7 +291,8 @@ class Round:
             return [self._launch(scene, flags)]
         crews = ["one launcher", "two launchers", "worker processes"]
         if self._case.subject.is_job and not self._again:
-            crews += ["shards", "shards"]
+            # a job is divided by a launch of its own, so that more are due then
+            crews += ["shards"] * (8 if _is_divided(scene) else 2)
         crew = self._chance.choice(crews)
         if crew == "shards":
             return self._launch_shards(scene)
