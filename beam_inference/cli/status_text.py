@@ -286,7 +286,10 @@ def _print_recomputation(recomputation: Recomputation) -> None:
         "than the output"
     )
     print_some("different", recomputation.different)
-    print_some("undecided, as it was made with smaller batches", recomputation.undecided)
+    print_some(
+        "undecided, as it was made by another engine or with smaller batches",
+        recomputation.undecided,
+    )
 
 
 def print_some(word: str, lines: Sequence[str]) -> None:

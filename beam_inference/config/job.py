@@ -667,6 +667,15 @@ class Inference(Model):
         ),
     )
 
+    mixed_devices: bool = Field(
+        False,
+        description=(
+            "whether launches with other devices, engines, threads and batches may do chunks of "
+            "this job: what they write agrees to 1e-5 of the range of values, not in every bit. "
+            "Each chooses its own, and first computes a finished chunk to see that it agrees"
+        ),
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _read_former_seams(cls, values: Any) -> Any:
@@ -703,6 +712,11 @@ class Inference(Model):
         if self.strategy != "auto" and self.seams == "crop":
             raise ValueError(
                 f"strategy: {self.strategy} has an effect only with seams: exact; remove it"
+            )
+        if self.mixed_devices and self.precision != "float32":
+            raise ValueError(
+                f"mixed_devices takes precision: float32: results of {self.precision} do not "
+                "agree from engine to engine. Remove one of the two"
             )
         if self.precision == "tf32" and self.device_kind not in (None, "cuda"):
             raise ValueError(

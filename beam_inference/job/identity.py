@@ -67,6 +67,13 @@ ALWAYS = frozenset({"operator"})
 _FILES = frozenset({"path", "weights", "sha256"})
 """Keys that say where a network lies, which its hash stands for."""
 
+_OF_NETWORK = ("parameters",)
+"""Keys of an engine's description that are the same for every engine."""
+
+ROUNDING = 1e-5
+"""Difference that another engine, or another size of batches, may make, as a share of the values;
+see guarantees.md."""
+
 _EXACT_SUMS = 5
 """Numerics from which on sums do not depend on their order."""
 
@@ -84,7 +91,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
     files = _FILES | {"voxel_size_nm", "prediction_bound", "ensemble"}
     # The boxes say which voxels the output has, whatever the words for them are.
     places = frozenset({"path", "bounds", "pyramid", "voxel_size_nm", "resample"})
-    engine: Json = dict(job.engine)
+    engine: Json = _identify_engine(job)
     if job.numerics != 1:  # records of 1 do not have it
         engine["numerics"] = job.numerics
     return {
@@ -105,7 +112,6 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         "engine": {
             **engine,
             **_identify_sums(job),
-            "batch_size": config.inference.batch_size,
             "augment": _as_json(config.inference.augment),
         },
         "geometry": {
@@ -207,6 +213,15 @@ def _identify_ensemble(model: Network) -> Json:
             for each in model.ensemble
         ]
     }
+
+
+def _identify_engine(job: ResolvedJob) -> Json:
+    """What computes patches; of a job for several kinds, what their results have in common."""
+    inference = job.config.inference
+    if not inference.mixed_devices:
+        return {**job.engine, "batch_size": inference.batch_size}
+    shared = {key: job.engine[key] for key in _OF_NETWORK if key in job.engine}
+    return {**shared, "precision": inference.precision, "agree_to": ROUNDING}
 
 
 def _identify_sums(job: ResolvedJob) -> Json:

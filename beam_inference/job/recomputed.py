@@ -17,7 +17,7 @@ class Recomputation:
         different: chunks whose bits are not the output's, or that cannot be computed again, one
             line each.
         undecided: chunks that differ by as little as rounding does, and were made with smaller
-            batches on a device that was out of memory; one line each.
+            batches on a device that was out of memory, or by one of several engines; one line each.
     """
 
     share: float

@@ -49,17 +49,33 @@ _THREADS_ANYWHERE = 64
 """Threads that any machine takes: a job may be tried on another than the one it is written for."""
 
 
+def job_of_engine(config: JobConfig, earlier: ResolvedJob | None) -> ResolvedJob | None:
+    """The launched job whose engine is kept; None where every launch chooses its own."""
+    return None if config.inference.mixed_devices else earlier
+
+
 def decide_settings(
-    config: JobConfig, place: Place, normalize: DefiniteNormalize, earlier: ResolvedJob | None
+    config: JobConfig,
+    place: Place,
+    normalize: DefiniteNormalize,
+    earlier: ResolvedJob | None,
+    of_engine: ResolvedJob | None,
 ) -> Settings:
     """Make every choice that needs no network; ``normalize`` is made already.
+
+    Args:
+        config: the job file.
+        place: where the workers run.
+        normalize: how values are normalised.
+        earlier: the job as its first launch resolved it.
+        of_engine: the same where its device and threads are kept, see :func:`job_of_engine`.
 
     Raises:
         ConfigError: the job's precision exists only on a device that this machine lacks.
     """
     return Settings(
-        device=decide_device(config, earlier),
-        threads=decide_threads(config, place, earlier),
+        device=decide_device(config, of_engine),
+        threads=decide_threads(config, place, of_engine),
         normalize=normalize,
         chunk_shape=_preliminary_chunk_shape(config, earlier),
         strategy=decide_strategy(config, earlier) or "recompute",

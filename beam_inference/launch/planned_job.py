@@ -389,7 +389,9 @@ def plan_job(
     layouts = {key: BlockLayout(spec.encoding, spec.shard_shape) for key, spec in specs.items()}
     config = decide.with_layouts(config, layouts)
     main, *others = outputs.items()
-    settings = decide.decide_settings(config, place, normalize, earlier)
+    settings = decide.decide_settings(
+        config, place, normalize, earlier, decide.job_of_engine(config, earlier)
+    )
     hashes = _check_operators(config)
     job = PlannedJob(
         config,

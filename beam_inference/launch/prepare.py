@@ -44,6 +44,7 @@ from beam_inference.launch.decide import (
     complete_bounds,
     decide_prediction_bounds,
     engine_request,
+    job_of_engine,
     prediction_bounds_elsewhere,
     warn_of_smaller_batch,
 )
@@ -55,12 +56,14 @@ from beam_inference.launch.kept_trial import TriedNetwork, find_out_about_networ
 from beam_inference.launch.memory import check_memory, check_trial_memory
 from beam_inference.launch.package_keys import warn_of_departures
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
+from beam_inference.launch.recomputation import check_agreement
 from beam_inference.launch.resume import (
     check_receipts,
     check_same,
     check_same_engine,
 )
 from beam_inference.launch.strategy import cheaper_strategy
+from beam_inference.launch.witnesses import find_comparable
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import loader_of, suffix_of
@@ -267,7 +270,7 @@ def _resolve(
             place,
             model,
             trust=trust,
-            earlier=earlier,
+            earlier=job_of_engine(config, earlier),
             needs_bound=None in bounds,
             quantized=quantized,
         )
@@ -296,7 +299,7 @@ def _resolve(
         patch_seconds = trial.seconds / fitting
         warn_of_range(definite, trial.low, trial.high)
     else:
-        engine = choose_engine_elsewhere(planned, model, earlier)
+        engine = choose_engine_elsewhere(planned, model, job_of_engine(config, earlier))
         definite = make_definite(config, planned.settings, engine)
         description = describe_engine(model, definite.inference)
         needs = NetworkNeeds.of_engine(engine.engine, engine.batch_size)
@@ -362,11 +365,33 @@ def _resolve_what_is_left(
         return _resolve(planned, place, None, None, trust=trust)
     if not redo and _is_done(state, earlier, shard):
         job = resolve_without_network(planned, earlier)
-    else:
-        quantized = _read_quantized(planned, earlier, state)
-        job, _ = _resolve(planned, place, earlier, quantized, trust=trust)
+        check_same(earlier, job, state.url)
+        return job, None
+    quantized = _read_quantized(planned, earlier, state)
+    job, _ = _resolve(planned, place, earlier, quantized, trust=trust)
     check_same(earlier, job, state.url)
+    if job.engine != earlier.engine:  # only where several may do the job
+        _check_agreement(job, state, place, trust=trust)
     return job, None
+
+
+def _check_agreement(job: ResolvedJob, state: State, place: Place, *, trust: Trust) -> None:
+    """Compute a chunk that another engine has done, and refuse to go on if the two disagree."""
+    if not place.is_this_machine:
+        raise ConfigError(
+            "inference.mixed_devices: another engine has begun this job, and a launch compares "
+            "itself with that on the machine that computes, which is not this one. Give the same "
+            "command there, without a runner's flags, or use the engine, device and threads that "
+            "the job began with."
+        )
+    with _state_errors():
+        witness = find_comparable(state.of(job), job)
+    if witness is None:
+        raise StateError(
+            f"{state.url}: another engine has begun this job, and no chunk is done that shows "
+            "whether the two agree. Give the same command again once a chunk is done."
+        )
+    check_agreement(job, state, witness, trust=trust)
 
 
 def _read_quantized(planned: PlannedJob, earlier: ResolvedJob, state: State) -> bytes | None:

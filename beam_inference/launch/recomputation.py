@@ -29,6 +29,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.partition import in_runs
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
+from beam_inference.job.identity import ROUNDING
 from beam_inference.job.messages import Launch
 from beam_inference.job.parts import output_spec
 from beam_inference.job.recomputed import Recomputation
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SEED_BITS = 32
-_ROUNDING = 1e-5
-"""Difference that another size of batches may make, as a share of the values; see guarantees.md."""
 _MOST_CHUNKS = 10**6
 """Most chunks that are computed again; at a second for each they take eleven days."""
 _LAUNCH = "verify"
@@ -109,7 +108,8 @@ def recompute_chunks(
             recomputer = _Recomputer(_open(job, state.url, trust=trust))
 
             def is_explained(chunk: int) -> bool:
-                return not recomputer.has_full_batches(receipts[chunk])
+                is_mixed = job.config.inference.mixed_devices
+                return is_mixed or not recomputer.has_full_batches(receipts[chunk])
 
             compared = recomputer.compare(receipts, is_explained, progress)
     return Recomputation(share, seed, list(receipts), compared.different, compared.undecided)
@@ -150,6 +150,33 @@ def recompute_output(
         recomputer = _Recomputer(_open(job, default_state_url(job.config), trust=trust))
         compared = recomputer.compare(chunks, lambda _: is_other_engine, progress)
     return Recomputation(share, seed, chunks, compared.different, compared.undecided)
+
+
+def check_agreement(
+    job: ResolvedJob, state: State, witness: Receipt, *, trust: Trust = Trust.NOTHING
+) -> None:
+    """Compute what a receipt says is written, with the engine of now, and compare it with that.
+
+    Args:
+        job: the job, with the engine of this machine.
+        state: its state folder.
+        witness: a receipt, or one of the first stage that names written boxes.
+        trust: which code that the network's files carry may run.
+
+    Raises:
+        StateError: it differs by more than engines may, or cannot be computed here.
+    """
+    with _refusing_faults():
+        recomputer = _Recomputer(_open(job, state.url, trust=trust))
+        fault = recomputer.fault_within(witness)
+    if fault is not None and not fault.is_rounding:
+        raise StateError(
+            f"{state.url}: another engine has begun this job, and "
+            f"{job.engine['engine']} on {job.config.inference.device} does not agree with it to "
+            f"{ROUNDING:g} of the values. Chunk {witness.chunk}: {fault.text}. Choose another "
+            "inference.engine, device or precision here, or leave the job to the machines that "
+            "began it."
+        )
 
 
 Drawn = TypeVar("Drawn", bound=Collection[int])
@@ -281,6 +308,21 @@ class _Recomputer:
         ]
         return min(faults, key=lambda each: each.is_rounding, default=None)  # the worst of them
 
+    def fault_within(self, receipt: Receipt) -> Fault | None:
+        """How the boxes that a receipt names differ from what is computed; None if none does."""
+        box = self._plan.chunks.core_box(receipt.chunk)
+        try:
+            arrays = self._compute(receipt.chunk, box)
+        except ChunkFault as fault:
+            return Fault(f"it cannot be computed here: {fault}")
+        faults = [
+            found
+            for output, array in zip(self._opened.outputs, arrays, strict=True)
+            for part in receipt.parts_by_output.get(output.key, ())
+            if (found := self._fault_in(output, part.box, array[_part(part.box, box)])) is not None
+        ]
+        return min(faults, key=lambda each: each.is_rounding, default=None)
+
     def _fault_in_preview(
         self, preview: OpenPreview, box: BoundingBox, array: AnyArray
     ) -> Fault | None:
@@ -334,6 +376,10 @@ class _Recomputer:
             delete_folder(open_kvstore(spec.url, spec.storage), spec.url, "")
 
 
+def _part(part: BoundingBox, box: BoundingBox) -> tuple[slice, ...]:
+    return (slice(None), *part.slices_in(box))
+
+
 def find_difference(expected: AnyArray, found: AnyArray, box: BoundingBox) -> Fault | None:
     """How two arrays (C, Z, Y, X) of a box differ in bits; None if they do not."""
     differs = _bits(expected) != _bits(found)
@@ -349,7 +395,7 @@ def find_difference(expected: AnyArray, found: AnyArray, box: BoundingBox) -> Fa
         f"{count} of {differs.size} values are not those computed again, the first in channel "
         f"{place[0]} at {voxel}; they differ by up to {largest:g}"
     )
-    scale = 1.0 if expected.dtype.kind in "iu" else _ROUNDING * max(1.0, float(np.abs(ours).max()))
+    scale = 1.0 if expected.dtype.kind in "iu" else ROUNDING * max(1.0, float(np.abs(ours).max()))
     return Fault(text, is_rounding=largest <= scale)
 
 

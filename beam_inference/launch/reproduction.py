@@ -173,7 +173,8 @@ class _Prepared:
     Attributes:
         job: the job, with the engine of this machine.
         cautions: see :class:`Reproduction`.
-        is_other_engine: whether libraries are others than those that computed the output.
+        is_other_engine: whether libraries are others than those that computed the output, or may
+            be.
     """
 
     job: ResolvedJob
@@ -266,7 +267,8 @@ class RecordedJob:
                 "of:\n" + "\n".join(f"  {line}" for line in other) + f"\n{_FLAGS}"
             )
         engines = [line for line in here.differences(recorded) if _is_of_version(line)]
-        return _Prepared(here, _cautions(here, recorded, engines), bool(engines))
+        is_other = bool(engines) or inference.mixed_devices
+        return _Prepared(here, _cautions(here, recorded, engines), is_other)
 
 
 class _Finder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 
 from beam_inference.config.definite import EngineSettings, as_definite, make_definite
 from beam_inference.config.devices import kind_of
@@ -55,8 +56,11 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
     else:
         normalize = as_definite(requested)
     before = earlier.config.inference
-    settings = decide.decide_settings(config, THIS_PROCESS, normalize, earlier)
+    settings = decide.decide_settings(config, THIS_PROCESS, normalize, earlier, earlier)
     batch_size = decide.batch_size_request(config, earlier)
+    if config.inference.mixed_devices:  # what this file says of the engine, others need not say
+        settings = replace(settings, device=before.device, threads=before.threads)
+        batch_size = before.batch_size
     engine = EngineSettings(
         engine=before.engine,
         memory_format=before.memory_format,
@@ -99,6 +103,8 @@ def check_same_engine(
 ) -> None:
     """Refuse a job file that asks for another engine, before the network is loaded.
 
+    Nothing is refused of a job that may be done by several.
+
     Args:
         config: the job file.
         earlier: the job as its first launch resolved it.
@@ -108,6 +114,8 @@ def check_same_engine(
     Raises:
         StateError: one of them differs.
     """
+    if config.inference.mixed_devices:
+        return
     engine, memory_format = decide.engine_request(config, earlier)
     before = dict(earlier.config.inference) | {"device": kind_of(earlier.config.inference.device)}
     now = {

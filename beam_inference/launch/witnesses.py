@@ -102,6 +102,14 @@ def find_witnesses(state: State, job: ResolvedJob) -> Witnesses:
     return Witnesses(state, job, _first_receipt(state, count), sums)
 
 
+def find_comparable(state: State, job: ResolvedJob) -> Receipt | None:
+    """Find a receipt, of either stage, that names written boxes, preferably of varied values."""
+    found = find_witnesses(state, job)
+    further, _ = _further_witnesses(state, job)
+    receipts = [each for each in (found.receipt, found.sums, *further) if each and each.parts]
+    return next(filter(_varies, receipts), next(iter(receipts), None))
+
+
 @dataclass(frozen=True, slots=True)
 class _Heard:
     """What witnesses said.

@@ -238,11 +238,12 @@ def _records(scene: Scene) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Files that are complete, in and below a folder."""
+    """Files that are complete, in and below a folder, whose parts may vanish meanwhile."""
     return [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not path.name.endswith((".__lock", ".draft", ".guard"))
+        Path(parent, name)
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if not name.endswith((".__lock", ".draft", ".guard"))
     ]
 
 
