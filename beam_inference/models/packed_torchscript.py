@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beam_inference.errors import ModelContractError
 from beam_inference.models.archive import open_archive
 from beam_inference.models.pickle_bounds import PickleOutOfBounds, check_pickle
+from beam_inference.models.pickled_storages import check_storages
 from beam_inference.models.torchscript import is_torchscript, load_file, not_loaded
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 _RUN_AT_ONCE = re.compile(rb"\b__setstate__\b")
 """A method that runs as soon as a file is loaded."""
+
+_PICKLE = "pkl"
+"""How names of pickles end: those of data, and those that say where in its source a program is."""
+
+_NOT_READ = "/traced_inputs.pkl"
+"""A pickle of tensors whose values PyTorch leaves out; it reads them only if it is asked to."""
 
 _DATA = re.compile(
     # what data may be made of: tensors, containers, and objects of classes in the file itself
@@ -110,6 +117,7 @@ def _judge_members(archive: zipfile.ZipFile) -> str | None:
 
     PyTorch finds members whatever the case of their names.
     """
+    members = {each.filename.lower(): each.file_size for each in archive.infolist()}
     for name in archive.namelist():
         if name.lower().endswith(".py"):
             source = archive.read(name)
@@ -117,14 +125,30 @@ def _judge_members(archive: zipfile.ZipFile) -> str | None:
                 return "runs code of its own as it is loaded (__setstate__)"
             if _is_deep(source):
                 return f"has expressions inside expressions on more than {_DEEPEST} levels"
-        elif name.lower().endswith(".pkl"):
-            try:
-                named = check_pickle(archive.read(name))
-            except PickleOutOfBounds as error:
-                return f"has the member {name}, of which {error}"
-            foreign = [each for each in named if not _DATA.fullmatch(each)]
-            if foreign:
-                return f"makes objects that are neither tensors nor its own: {foreign[0]!a:.80}"
+        elif name.lower().endswith(("." + _PICKLE, "_" + _PICKLE)):
+            reason = _judge_pickle(name, archive.read(name), members)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _judge_pickle(name: str, content: bytes, members: Mapping[str, int]) -> str | None:
+    """What a pickle would make PyTorch do as it is loaded, in a clause; None if nothing.
+
+    Args:
+        name: of the archive's member.
+        content: the pickle.
+        members: bytes of each member of the archive, by its name in small letters.
+    """
+    try:
+        foreign = [each for each in check_pickle(content) if not _DATA.fullmatch(each)]
+        if foreign:
+            return f"makes objects that are neither tensors nor its own: {foreign[0]!a:.80}"
+        if not name.endswith(_NOT_READ):
+            folder = name.lower().removesuffix("." + _PICKLE)
+            check_storages(content, members, folder + "/")
+    except PickleOutOfBounds as error:
+        return f"has the member {name}, of which {error}"
     return None
 
 

@@ -114,6 +114,7 @@ class _Follower:
         self._stack: list[_Value] = []
         self._memo: dict[int, _Value] = {}
         self._made: list[_Value] = []
+        self._followed = 0
 
     @property
     def everything(self) -> Sequence[_Value]:
@@ -123,8 +124,12 @@ class _Follower:
     def follow(self, code: pickletools.OpcodeInfo, argument: Any) -> None:
         """Follow one instruction."""
         name = code.name
+        self._followed += 1
         if name in _REMEMBER:
-            self._memo[len(self._memo) if argument is None else argument] = self._top()
+            number = len(self._memo) if argument is None else argument
+            if number > self._followed:  # a list of that length would be made
+                raise ValueError(f"it has {self._followed:,} values, and numbers one {number:,}")
+            self._memo[number] = self._top()
         elif name in _RECALL:
             self._stack.append(self._memo[argument])
         elif name in _ADD_TO_MARK:

@@ -362,6 +362,10 @@ def test_torchscript_of_a_package_holds_no_object_of_pytorch_s_own(tmp_path: Pat
 
 
 DEEP = 300_000
+"""Levels at which a parser's stack ends."""
+
+PICKLED = b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b"."
+"""A pickle of fewer levels, which takes less time to follow: they are refused as well."""
 
 
 @pytest.mark.parametrize(
@@ -370,8 +374,8 @@ DEEP = 300_000
         (".py", b"return batch", b"return " + b"(" * DEEP + b"batch" + b")" * DEEP),
         (".py", b"return batch", b"return " + b"-" * DEEP + b"batch"),
         (".py", b"return batch", b"return batch" + b"+batch" * DEEP),
-        ("data.pkl", None, b"\x80\x02" + b"]" * DEEP + b"a" * (DEEP - 1) + b"."),
-        ("constants.pkl", None, b"\x80\x02(" + b"]" * DEEP + b"a" * (DEEP - 1) + b"t."),
+        ("data.pkl", None, PICKLED),
+        ("constants.pkl", None, PICKLED[:2] + b"(" + PICKLED[2:-1] + b"t."),
     ],
 )
 def test_what_would_end_the_process_is_refused(
@@ -389,6 +393,59 @@ def test_what_would_end_the_process_is_refused(
     rewrite(folder / "model.ts", change)
     with pytest.raises(ModelContractError, match="on more than"):
         load_torchscript(folder)
+
+
+class Weighs(torch.nn.Module):
+    """Has weights, and fails for batches of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(300))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch + self.weight
+
+
+NUMBER = b"M\x2c\x01"  # 300: of a storage, and of the tensor in it
+LARGER = b"J\x00\x00\x10\x00"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "old", "new", "message"),
+    [
+        ("data.pkl", NUMBER, LARGER, "4,194,304 bytes by what it says, and 1,200 in the archive"),
+        ("data.pkl", b"cpu", b"cpu", ""),
+        ("data.pkl", b"FloatStorage", b"QInt8Storage", "values of an unknown type"),
+        ("data.pkl", b"q\x00", b"r\xff\xff\xff\x3f", "numbers one 1,073,741,823"),
+        ("debug_pkl", None, PICKLED, "on more than"),
+    ],
+)
+def test_pickles_of_torchscript_stay_within_their_archive(
+    suffix: str, old: bytes | None, new: bytes, message: str, tmp_path: Path
+) -> None:
+    """PyTorch believes them: tensors would be read from the memory behind what lies there."""
+    folder = cellmap_packages.make_package(tmp_path, network=Weighs())
+
+    def change(name: str, content: bytes) -> tuple[str, bytes]:
+        if not name.endswith(suffix):
+            return name, content
+        return name, new if old is None else content.replace(old, new)
+
+    rewrite(folder / "model.ts", change)
+    if not message:
+        load_torchscript(folder)
+        return
+    with pytest.raises(ModelContractError, match=message):
+        load_torchscript(folder)
+
+
+def test_inputs_that_pytorch_leaves_out_of_its_traces_are_none_that_it_reads(
+    tmp_path: Path,
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is an old form
+        traced = torch.jit.trace(Weighs(), torch.zeros(1, 300))
+    load_torchscript(cellmap_packages.make_package(tmp_path, network=traced))
 
 
 def in_module(name: str) -> list[dict[str, object]]:
