@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 
 from beam_inference.cli import (
     cache,
@@ -33,13 +29,13 @@ from beam_inference.cli import (
 )
 from beam_inference.cli.command import EXIT_CODES, CommandParser
 from beam_inference.cli.logs import configure
+from beam_inference.cli.stop_signals import requests_to_stop
 from beam_inference.cli.terminal import escape_output
 from beam_inference.environment import use_one_heap
 from beam_inference.errors import (
     BAD_INPUT,
     FAILED,
     INTERRUPTED,
-    AskedToStop,
     BeamInferenceError,
     UserError,
 )
@@ -120,7 +116,7 @@ def run_guarded(arguments: argparse.Namespace) -> int:
     configure(debug=debug, structured=structured)
     use_one_heap()
     try:
-        with _requests_to_stop(), escape_output():
+        with requests_to_stop(), escape_output():
             return int(arguments.action(arguments))
     except KeyboardInterrupt:
         _report("interrupted", structured)
@@ -159,29 +155,3 @@ def _report(message: str, structured: bool) -> None:
         logger.error(message.removeprefix("error: "))
     else:
         print(message, file=sys.stderr)
-
-
-@contextmanager
-def _requests_to_stop() -> Iterator[None]:
-    """Treat SIGTERM and SIGUSR1 much as Ctrl-C: a running job stops gently, all else ends at once.
-
-    Slurm sends SIGUSR1 before the time of a job is over, if it is told so. It may send it more than
-    once: after the first time it is ignored, to the end of the process.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGUSR1:
-            signal.signal(number, signal.SIG_IGN)
-        raise AskedToStop
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN:
-            before[signal.SIGUSR1] = signal.SIG_IGN
-        for number, handler in before.items():
-            signal.signal(number, handler)
