@@ -43,14 +43,14 @@ class _Convolutions(TorchFunctionMode):
         kwargs: Json | None = None,
     ) -> Any:
         if func in _CONVOLUTIONS and not torch.compiler.is_compiling():
-            return _conv3d(*args, **kwargs or {})
+            return conv3d(*args, **kwargs or {})
         return func(*args, **kwargs or {})
 
 
 _CONVOLUTIONS = (torch.conv3d, torch.ops.aten.conv3d.default, torch.ops.aten.conv3d.padding)
 
 
-def _conv3d(
+def conv3d(
     input: Tensor,  # torch.conv3d's name
     weight: Tensor,
     bias: Tensor | None = None,

@@ -1,0 +1,1 @@
+"""One patch divided over several processes, with halos exchanged between them."""

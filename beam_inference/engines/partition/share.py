@@ -1,0 +1,161 @@
+"""A tensor that a network takes for the whole patch, and that holds one member's part of it.
+
+Why a subclass of Tensor, and neither exchanged modules nor a traced graph: networks call functions
+beside modules (``cat``, ``+``, ``interpolate`` to another array's size), which an exchange of
+modules does not see; and a graph of ``torch.fx`` cannot hold networks whose Python code decides by
+shapes. PyTorch asks a subclass about every function that it is given to, modules' own among them.
+A function that is not known to be right on parts is refused, by its name and the module's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beam_inference.engines.partition.functions import FUNCTIONS
+from beam_inference.engines.partition.mesh import Mesh
+from beam_inference.engines.partition.part import Part
+from beam_inference.errors import ModelContractError
+from beam_inference.geometry.shares import Division, divide, slices_in
+
+
+class Share(Tensor):
+    """One member's part of a patch; ``shape`` is the whole patch's."""
+
+    division: Division
+    mesh: Mesh
+
+    @staticmethod
+    def of(part: Part) -> Share:
+        """The share that holds a part."""
+        share = part.values.as_subclass(Share)
+        share.division = part.division
+        share.mesh = part.mesh
+        return share
+
+    @property
+    def part(self) -> Part:
+        """What is held."""
+        return Part(self.as_subclass(Tensor), self.division, self.mesh)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of PyTorch on parts."""
+        named = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            run = FUNCTIONS.get(func)
+            if run is None:
+                raise _refusal(_mesh_of([*args, *named.values()]), _name_of(func))
+            parts = [_unwrap(each) for each in args]
+            try:
+                result = run(*parts, **{name: _unwrap(each) for name, each in named.items()})
+            except ModelContractError as error:
+                raise _refusal(_mesh_of([*args, *named.values()]), str(error)) from None
+            if isinstance(result, Part) and args and _is_changed(func):
+                return args[0]
+            return _wrap(result)
+
+
+def _is_changed(func: Callable[..., Any]) -> bool:
+    """Whether a function changes its first argument, and returns it."""
+    name = getattr(func, "__name__", "")
+    is_method = name.startswith("__i") and name != "__invert__"
+    return is_method or (name.endswith("_") and not name.endswith("__"))
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, Share):
+        return value.part
+    if isinstance(value, (list, tuple)) and any(isinstance(each, Share) for each in value):
+        return [_unwrap(each) for each in value]
+    return value
+
+
+def _wrap(value: Any) -> Any:
+    if isinstance(value, Part):
+        return Share.of(value)
+    if isinstance(value, tuple) and any(isinstance(each, Part) for each in value):
+        return tuple(_wrap(each) for each in value)
+    return value
+
+
+def _mesh_of(values: Sequence[Any]) -> Mesh:
+    for value in values:
+        if isinstance(value, Share):
+            return value.mesh
+        if isinstance(value, (list, tuple)):
+            for each in value:
+                if isinstance(each, Share):
+                    return each.mesh
+    raise TypeError("no share among the arguments")
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    name = getattr(func, "__name__", str(func))
+    return str(getattr(func, "__self__", func).__name__) if name == "__get__" else name
+
+
+def _refusal(mesh: Mesh, what: str) -> ModelContractError:
+    layer = mesh.layers[-1] if mesh.layers else ""
+    return ModelContractError(
+        f"inference.partition: {layer or 'the network'} cannot be divided: {what}. Remove "
+        "partition, or replace this layer."
+    )
+
+
+def name_layers(network: nn.Module, mesh: Mesh) -> None:
+    """Keep, in the mesh, the names of a network's modules that are computing, for messages."""
+    for name, module in network.named_modules():
+        title = f"{name or 'the network'} ({type(module).__name__})"
+
+        def enter(_module: nn.Module, _inputs: Any, title: str = title) -> None:
+            mesh.layers.append(title)
+
+        def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+            mesh.layers.pop()
+
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+
+
+def run_divided(
+    network: Callable[[Tensor], Any], values: Tensor, shape: Sequence[int], mesh: Mesh
+) -> Part:
+    """Run a network on one member's part of a batch. All members must call it.
+
+    Args:
+        network: of (N, C, Z, Y, X); on every member the same, with the same parameters.
+        values: (N, C, *part), the member's part of the batch as :func:`own_part` cuts it.
+        shape: of the whole batch in space, ZYX.
+        mesh: the members.
+
+    Returns:
+        The member's part of the network's answer. Gradients of parameters are of the member's own
+        voxels: the sum over members is that of the undivided network.
+
+    Raises:
+        ModelContractError: a layer cannot be divided, or the answer is not one array in space.
+    """
+    mesh.layers.clear()
+    answer = network(Share.of(Part(values, divide(shape, mesh.shape), mesh)))
+    if not isinstance(answer, Share):
+        raise ModelContractError(
+            "inference.partition: the network's answer must be one array (batch, channels, z, y, "
+            f"x), divided as its input is; it returns a {type(answer).__name__}"
+        )
+    return answer.part
+
+
+def own_part(batch: Tensor, mesh: Mesh) -> Tensor:
+    """The part of a whole batch (N, C, Z, Y, X) that this member begins with."""
+    box = divide(batch.shape[2:], mesh.shape).boxes[mesh.rank]
+    return batch[slices_in(box, tuple((0, n) for n in batch.shape[2:]))]

@@ -1,0 +1,356 @@
+"""Test that networks divided over a mesh answer, and learn, as they do undivided."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from beam_inference.engines.partition.mesh import Mesh
+from beam_inference.engines.partition.share import name_layers, own_part, run_divided
+from beam_inference.errors import ModelContractError
+from beam_inference.residual_unet import ResidualUNet
+from tests.engines.partition.meshes import Members, infer, join_parts, train
+from tests.networks.meshnet import MeshNet
+
+MESHES = [(1, 1, 2), (1, 2, 2), (2, 2, 2)]
+SLOW_MESHES = [
+    MESHES[0],
+    *(pytest.param(each, marks=pytest.mark.slow) for each in MESHES[1:]),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def members():
+    """A mesh by its shape; each is made once."""
+    made = {}
+
+    def of(shape):
+        if shape not in made:
+            made[shape] = Members(shape)
+        return made[shape]
+
+    yield of
+    for each in made.values():
+        each.close()
+
+
+def enlarge(network):
+    """Weights that keep values from vanishing over many layers, and norms that do something."""
+    for module in network.modules():
+        if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
+            nn.init.kaiming_normal_(module.weight)
+        if isinstance(module, nn.BatchNorm3d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+        if getattr(module, "affine", False):
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    return network
+
+
+def distance(found, expected):
+    """The largest difference, as a share of the largest value, or of 1."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
+
+
+def check_answers(members, network, batch):
+    with torch.inference_mode():
+        expected = network(batch)
+    assert expected.abs().max() > 0.01
+    found = infer(members, network, batch)
+    assert found.shape == expected.shape
+    assert distance(found, expected) <= 1e-5
+
+
+def check_gradients(members, network, batch):
+    whole = batch.clone().requires_grad_()
+    network.zero_grad()
+    answer = network(whole)
+    weights = torch.randn_like(answer.detach()) / answer[0].numel() ** 0.5
+    (answer * weights).sum().backward()
+    inputs, parameters = train(members, network, batch, weights)
+    for found, mesh in zip(inputs, members.meshes, strict=True):
+        assert distance(found, own_part(whole.grad, mesh)) <= 1e-4
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None:
+            assert distance(parameters[name], parameter.grad) <= 1e-4, name
+
+
+def residual_unet(norm):
+    """The residual U-Net, with another normalisation in its place."""
+    network = ResidualUNet(output_channels=2, widths=(4, 6, 8), normalization="instance")
+    if norm != "instance":
+        for module in list(network.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.InstanceNorm3d):
+                    n = child.num_features
+                    other = nn.BatchNorm3d(n) if norm == "batch" else nn.GroupNorm(2, n)
+                    setattr(module, name, other)
+    return enlarge(network)
+
+
+class StridedUNet(nn.Module):
+    """Strides down, transposed convolutions up, concatenations between."""
+
+    def __init__(self, kernel=2):
+        super().__init__()
+        self.enter = nn.Conv3d(1, 4, 3, padding=1)
+        self.down = nn.Conv3d(4, 8, 3, stride=2, padding=1)
+        self.norm = nn.InstanceNorm3d(8, affine=True)
+        padding = (kernel - 2) // 2
+        further = kernel % 2
+        self.up = nn.ConvTranspose3d(
+            8, 4, kernel, stride=2, padding=padding + further, output_padding=further
+        )
+        self.leave = nn.Conv3d(8, 2, 3, padding=1, groups=2)
+
+    def forward(self, x):
+        first = functional.gelu(self.enter(x))
+        up = self.up(self.norm(self.down(first)))
+        return self.leave(torch.cat([first, up[:, :, : first.shape[2]]], 1))
+
+
+@pytest.mark.parametrize("shape", SLOW_MESHES)
+@pytest.mark.parametrize("norm", ["instance", "batch", "group"])
+def test_residual_unets(members, shape, norm):
+    network = residual_unet(norm)
+    batch = torch.randn(1, 1, 5, 12, 20)
+    check_answers(members(shape), network.eval(), batch)
+    check_gradients(members(shape), network.train(), batch)
+
+
+@pytest.mark.parametrize("shape", SLOW_MESHES)
+@pytest.mark.parametrize("kernel", [2, 3, 4])
+def test_strides_and_transposed_convolutions(members, shape, kernel):
+    network = enlarge(StridedUNet(kernel))
+    batch = torch.randn(2, 1, 6, 12, 18)
+    check_answers(members(shape), network, batch)
+    check_gradients(members(shape), network, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MESHES)
+@pytest.mark.parametrize("size", [(24, 40, 36), (19, 21, 23)])
+def test_meshnet_reaches_beyond_neighbours(members, shape, size):
+    network = enlarge(MeshNet())
+    batch = torch.randn(1, 1, *size)
+    check_answers(members(shape), network, batch)
+    check_gradients(members(shape), network, batch)
+
+
+def nnunet_network(kind):
+    """A small network of nnU-Net's."""
+    architectures = pytest.importorskip("dynamic_network_architectures.architectures.unet")
+    further = {"n_conv_per_stage": 2} if kind == "PlainConvUNet" else {"n_blocks_per_stage": [1, 2]}
+    return getattr(architectures, kind)(
+        1,
+        2,
+        [4, 8],
+        nn.Conv3d,
+        [[1, 3, 3], [3, 3, 3]],
+        [[1, 1, 1], [1, 2, 2]],
+        num_classes=3,
+        n_conv_per_stage_decoder=[1],
+        conv_bias=True,
+        norm_op=nn.InstanceNorm3d,
+        norm_op_kwargs={"eps": 1e-5, "affine": True},
+        nonlin=nn.LeakyReLU,
+        nonlin_kwargs={"inplace": True},
+        **further,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MESHES)
+@pytest.mark.parametrize("kind", ["PlainConvUNet", "ResidualEncoderUNet"])
+def test_networks_of_nnunet(members, shape, kind):
+    network = enlarge(nnunet_network(kind))
+    batch = torch.randn(1, 1, 7, 14, 22)
+    check_answers(members(shape), network, batch)
+    check_gradients(members(shape), network, batch)
+
+
+class Chain(nn.Sequential):
+    """Layers one after the other, named as they are printed."""
+
+
+def layers_of(names, channels):
+    """Layers by name; each keeps the number of channels."""
+    made = {
+        "convolution": lambda: nn.Conv3d(channels, channels, 3, padding=1),
+        "valid": lambda: nn.Conv3d(channels, channels, (1, 2, 3)),
+        "same": lambda: nn.Conv3d(channels, channels, (1, 5, 3), padding="same"),
+        "strided": lambda: nn.Conv3d(channels, channels, 3, stride=2, padding=1),
+        "strided_far": lambda: nn.Conv3d(channels, channels, 2, stride=(1, 3, 2), padding=1),
+        "dilated": lambda: nn.Conv3d(channels, channels, 3, padding=3, dilation=3),
+        "grouped": lambda: nn.Conv3d(channels, channels, 3, padding=1, groups=channels),
+        "reflect": lambda: nn.Conv3d(channels, channels, 3, padding=1, padding_mode="replicate"),
+        "transposed": lambda: nn.ConvTranspose3d(channels, channels, 2, stride=2),
+        "transposed_far": lambda: nn.ConvTranspose3d(
+            channels, channels, 3, stride=2, padding=1, output_padding=1
+        ),
+        "transposed_one": lambda: nn.ConvTranspose3d(channels, channels, 3, padding=1),
+        "max": lambda: nn.MaxPool3d(2),
+        "max_overlapping": lambda: nn.MaxPool3d(3, stride=2, padding=1),
+        "max_ceil": lambda: nn.MaxPool3d(2, ceil_mode=True),
+        "average": lambda: nn.AvgPool3d(3, stride=1, padding=1),
+        "average_inside": lambda: nn.AvgPool3d(3, 2, padding=1, count_include_pad=False),
+        "nearest": lambda: nn.Upsample(scale_factor=2),
+        "linear": lambda: nn.Upsample(scale_factor=(1, 2, 2), mode="trilinear"),
+        "corners": lambda: nn.Upsample(scale_factor=2, mode="trilinear", align_corners=True),
+        "size": lambda: nn.Upsample(size=(5, 9, 7), mode="trilinear"),
+        "fraction": lambda: nn.Upsample(scale_factor=1.5, mode="nearest-exact"),
+        "instance": lambda: nn.InstanceNorm3d(channels, affine=True),
+        "batch": lambda: nn.BatchNorm3d(channels),
+        "group": lambda: nn.GroupNorm(2, channels),
+        "prelu": lambda: nn.PReLU(channels),
+        "silu": nn.SiLU,
+        "relu": lambda: nn.Sequential(nn.Identity(), nn.LeakyReLU(inplace=True)),
+        "softmax": lambda: nn.Softmax(1),
+    }
+    return [made[name]() for name in names], sorted(made)
+
+
+LAYERS = layers_of([], 4)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("shape", MESHES)
+def test_each_layer(members, shape, name):
+    layers, _ = layers_of([name], 4)
+    network = enlarge(Chain(nn.Conv3d(1, 4, 1), *layers))
+    for size in [(6, 8, 10), (5, 7, 9)]:
+        batch = torch.randn(2, 1, *size)
+        check_answers(members(shape), network.eval(), batch)
+        check_gradients(members(shape), network.train(), batch)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    names=st.lists(st.sampled_from(LAYERS), min_size=1, max_size=4),
+    size=st.tuples(*[st.integers(4, 13)] * 3),
+    shape=st.sampled_from([*MESHES, (1, 3, 1)]),
+)
+def test_random_networks(members, names, size, shape):
+    torch.manual_seed(len(names))
+    layers, _ = layers_of(names, 4)
+    network = enlarge(Chain(nn.Conv3d(1, 4, 1), *layers))
+    batch = torch.randn(1, 1, *size)
+    try:
+        answer = network.eval()(batch)
+        network.train()(batch)
+    except (RuntimeError, ValueError):  # smaller than a window, or one value to normalise
+        return
+    if answer.numel() and answer[0].numel() < 4**7 and answer.abs().max() > 0.01:
+        check_answers(members(shape), network.eval(), batch)
+        check_gradients(members(shape), network.train(), batch)
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation, in ways that a traced graph would have to know."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv3d(1, 4, 3, padding=1)
+        self.gate = nn.Conv3d(4, 4, 1)
+
+    def forward(self, x):
+        y = self.layer(x)
+        y *= self.gate(y.mean((2, 3, 4), keepdim=True)).sigmoid()
+        y = functional.adaptive_avg_pool3d(y, 1) + y
+        low, high = y.chunk(2, 1)
+        if x.shape[-1] % 2:
+            low = torch.where(low > 0, low, high)
+        padded = functional.pad(torch.cat([low, high], dim=1), (2, 1, 0, -1, 1, 1))
+        return functional.interpolate(padded[:, :2, 1:-1], size=x.shape[2:], mode="nearest")
+
+
+@pytest.mark.parametrize("shape", SLOW_MESHES)
+def test_functions_beside_modules(members, shape):
+    network = enlarge(Gate())
+    for size in [(6, 8, 10), (5, 7, 9)]:
+        batch = torch.randn(2, 1, *size)
+        check_answers(members(shape), network, batch)
+        check_gradients(members(shape), network, batch)
+
+
+def test_running_statistics_are_of_the_whole_patch(members):
+    batch = torch.randn(2, 3, 4, 6, 7) * 3 + 1
+    expected = nn.BatchNorm3d(3)
+    expected(batch)
+
+    def run(mesh):
+        network = nn.BatchNorm3d(3)
+        run_divided(network, own_part(batch, mesh), batch.shape[2:], mesh)
+        return network
+
+    for found in members((1, 1, 2)).run(run):
+        torch.testing.assert_close(found.running_mean, expected.running_mean)
+        torch.testing.assert_close(found.running_var, expected.running_var)
+
+
+def test_shares_may_be_empty(members):
+    network = enlarge(nn.Sequential(nn.Conv3d(1, 4, 3, stride=4, padding=1), nn.Conv3d(4, 2, 1)))
+    batch = torch.randn(1, 1, 4, 4, 4)
+    check_answers(members((1, 1, 2)), network, batch)
+    check_gradients(members((1, 1, 2)), network, batch)
+
+
+class Flattened(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.Flatten(2)
+
+    def forward(self, x):
+        return self.attention(x)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (Flattened(), r"attention \(Flatten\) cannot be divided: flatten"),
+        (nn.Sequential(nn.Conv3d(1, 1, 3, padding_mode="circular", padding=1)), "mode circular"),
+        (nn.Sequential(nn.AdaptiveAvgPool3d(2)), r"0 \(AdaptiveAvgPool3d\).*more than one voxel"),
+        (nn.Sequential(nn.Softmax(4)), "along axis 4, which is divided"),
+        (nn.AdaptiveAvgPool3d(1), "the network's answer must be one array"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_by_name(network, message):
+    mesh = Mesh((1, 1, 1), 0, _NoGroup())
+    name_layers(network, mesh)
+    with pytest.raises(ModelContractError, match=message):
+        run_divided(network, torch.randn(1, 1, 4, 4, 4), (4, 4, 4), mesh)
+
+
+class _NoGroup:
+    """A mesh of one has nobody to talk to."""
+
+    def allreduce(self, tensors):
+        class Done:
+            def wait(self):
+                return tensors
+
+        return Done()
+
+
+def test_answers_are_joined_in_place(members):
+    batch = torch.arange(4 * 5 * 7.0).reshape(1, 1, 4, 5, 7)
+    parts = members((1, 2, 2)).run(
+        lambda mesh: run_divided(nn.Identity(), own_part(batch, mesh), batch.shape[2:], mesh)
+    )
+    assert torch.equal(join_parts(parts), batch)
