@@ -80,8 +80,8 @@ def describe_package(path: str, folds: Folds | None) -> Package:
     """
     with fetch_package(path, folds) as package:
         recipe = package.network.describe()
-        file = recipe.network_file
-        local = package.path if file is None else package.find_network(file)
+        file = package.find_network(recipe)
+        local = package.path if file is None else file
         if not isinstance(local, Path):
             local = package.path
         network = Network(path=str(local), folds=None if folds is None else list(folds))

@@ -224,13 +224,13 @@ def _open_predictor(
             "threads": usable_cores(),
         }
     )
-    if recipe.network_file is None:
+    file = package.find_network(recipe)
+    if file is None:
         model = Network.model_validate({**values, "path": str(package.path)})
         network = as_network(package.network.load(is_trusted=is_trusted))
         engine = settings.model_copy(update={"engine": "torch"})
         yield load_predictor(model, engine, network=network)
         return
-    file = package.find_network(recipe.network_file)
     with local_file(file) as path:
         model = Network.model_validate({**values, "path": str(path)})
         model_sha256(model)  # refuses one that names other files

@@ -174,6 +174,7 @@ class _Model:
             cautions=[] if sizes.obstacle else [*sizes.cautions(), *self._trust_cautions()],
             obstacle=sizes.obstacle,
             network_file=self.weights.source if is_onnx else None,
+            network_sha256=self.weights.sha256 if is_onnx else None,
         )
 
     def _trust_cautions(self) -> list[str]:

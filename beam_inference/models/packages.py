@@ -20,7 +20,7 @@ from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.foreign_text import shorten_text
 from beam_inference.models.archive import open_packed
-from beam_inference.models.package_files import find_file, list_folders
+from beam_inference.models.package_files import check_sha256, find_file, list_folders
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,6 +96,7 @@ class Recipe:
         obstacle: why a job cannot run it, in a clause; None if it can.
         network_file: the file in the package that a job names in its place; None if a job names the
             package.
+        network_sha256: hash of that file, by what the package says; None if it says none.
     """
 
     title: str
@@ -108,6 +109,7 @@ class Recipe:
     cautions: Sequence[str] = ()
     obstacle: str | None = None
     network_file: str | None = None
+    network_sha256: str | None = None
 
     @property
     def values(self) -> dict[str, Any]:
@@ -230,18 +232,21 @@ class Package:
         """Where the kind is defined, as ``package.module:name``."""
         return list_plugins("packages")[self.plugin].object
 
-    def find_network(self, name: str) -> Traversable:
-        """The file of the network, where a job names it in place of the package.
+    def find_network(self, recipe: Recipe) -> Traversable | None:
+        """The file of the network that a job names in place of the package; None if it names none.
 
         What a file is taken for, such as a program or a factory, follows from its name.
 
         Args:
-            name: as :attr:`Recipe.network_file` says it.
+            recipe: what the package says.
 
         Raises:
-            ModelContractError: it leads out of the package, is absent, or would be taken for
-                something that runs code.
+            ModelContractError: it leads out of the package, is absent, has another hash than the
+                package says, or would be taken for something that runs code.
         """
+        name = recipe.network_file
+        if name is None:
+            return None
         if PurePosixPath(name).suffix not in _NAMED_SUFFIXES:
             raise ModelContractError(
                 f"{self.root}: its network is said to be ONNX, and lies in "
@@ -249,7 +254,9 @@ class Package:
                 f"{', '.join(_NAMED_SUFFIXES)}, since a job would take that file for what its name "
                 "says. If you trust the package, rename the file, there and in the description."
             )
-        return find_file(self.root, name, "the network")
+        file = find_file(self.root, name, "the network")
+        check_sha256(file, recipe.network_sha256)
+        return file
 
     def list_files(self) -> list[Path]:
         """The local files that determine the network: those of a folder, or the zip file."""

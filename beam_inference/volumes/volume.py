@@ -298,6 +298,9 @@ class TransientWriteError(WorkerFault):
 
 
 def extents(shape: Iterable[int | None] | None) -> Zyx:
-    """Extents along z, y, x in a shape (channel, z, y, x) that TensorStore states."""
-    _, *others = shape or ()
-    return triple(extent for extent in others if extent is not None)
+    """Extents along z, y, x in a shape (channel, z, y, x) that TensorStore states.
+
+    Along an axis of which it states none, as one that a transform only repeats, they are one voxel.
+    """
+    _, *others = shape or (None,) * 4
+    return triple(1 if extent is None else extent for extent in others)

@@ -383,3 +383,22 @@ def test_328_a_loop_of_links(tmp_path, capsys):
 def test_paths_that_lead_nowhere(path, tmp_path, capsys):
     check_answer(["plan", job_over(path, tmp_path)], REFUSED, capsys)
     assert not os.path.exists(tmp_path / "out")
+
+
+def test_a_transform_that_repeats_an_axis_has_blocks(
+    volume: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """TensorStore states no blocks along an axis that is not stored."""
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "kvstore": volume.as_uri() + "/",
+        "transform": {
+            "input_labels": ["z", "y", "x"],
+            "input_inclusive_min": [0, 0, 0],
+            "input_exclusive_max": [32, 32, 32],
+            "output": [{"input_dimension": 2}, {"input_dimension": 1}, {"offset": 3}, {}],
+        },
+    }
+    check_answer(
+        ["plan", job_over("x", tmp_path, input={"path": None, "spec": spec})], (0,), capsys
+    )

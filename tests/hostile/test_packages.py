@@ -245,6 +245,21 @@ def test_what_a_package_calls_onnx_is_taken_for_nothing_else(
     assert not trace.exists()
 
 
+@pytest.mark.parametrize("use", [describe_package, try_package])
+def test_a_package_whose_onnx_file_is_another_one_is_refused(
+    use: Callable[[str, None], object], tmp_path: Path
+) -> None:
+    """A job names that file in place of the package, so nothing else would compare the hash."""
+    weights = {"onnx": {"source": "net.onnx", "sha256": "0" * 64}}
+    description = bioimageio_packages.described(weights=weights)
+    folder = bioimageio_packages.make_package(tmp_path / "package", description)
+    (folder / "net.onnx").write_bytes(b"of another network")
+    with pytest.raises(
+        ModelContractError, match=r"net\.onnx has the sha256 .*, the package says 0"
+    ):
+        use(str(folder), None)
+
+
 def rewrite(path: Path, change: Callable[[str, bytes], tuple[str, bytes]]) -> None:
     """Change names and contents of the members of an archive."""
     with zipfile.ZipFile(path) as archive:
