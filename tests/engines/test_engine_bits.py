@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from engine_jobs import CONVERTED, FIB25, PATCH, ROI, UNET, load, run_job
+from engine_jobs import FIB25, PATCH, ROI, UNET, load, run_job
 from fib25_job import affinity_job
 from helpers import plan_of, read_volume, write_job
 from oracles.chunks import infer_once
@@ -15,7 +15,12 @@ from beam_inference.operators.normalize import unit
 
 
 @pytest.mark.parametrize(
-    "engine", ["torch", *CONVERTED, pytest.param("compile", marks=pytest.mark.slow)]
+    "engine",
+    [
+        "torch",
+        "openvino",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("onnxruntime", "compile")),
+    ],
 )
 def test_chunks_of_any_shape_have_the_bits_of_the_whole(engine):
     box = BoundingBox((0, 0, 0), (20, 48, 80))

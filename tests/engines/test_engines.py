@@ -71,7 +71,9 @@ def test_every_engine_gives_what_pytorch_gives(model, engine):
     assert described["threads"] == "1"
 
 
-@pytest.mark.parametrize("engine", CONVERTED)
+@pytest.mark.parametrize(
+    "engine", ["openvino", pytest.param("onnxruntime", marks=pytest.mark.slow)]
+)
 def test_statistics_of_the_batch_are_kept(engine):
     model = toy("batch_norm", batch_norm="batch")
     batch = batch_of(model, count=1)
@@ -83,7 +85,9 @@ def test_statistics_of_the_batch_are_kept(engine):
     )
 
 
-@pytest.mark.parametrize("engine", CONVERTED)
+@pytest.mark.parametrize(
+    "engine", ["openvino", pytest.param("onnxruntime", marks=pytest.mark.slow)]
+)
 def test_another_batch_size_as_after_halving(engine):
     model = toy("batch_norm")
     predictor = load(model, engine)

@@ -119,7 +119,13 @@ def test_what_is_installed_as_an_engine_and_is_none(tmp_path):
                 get_engine(name)
 
 
-@pytest.fixture(params=["raise OSError('no licence')", "1 / 0", "import absent_library"])
+@pytest.fixture(
+    params=[
+        pytest.param("raise OSError('no licence')", marks=pytest.mark.slow),
+        pytest.param("1 / 0", marks=pytest.mark.slow),
+        "import absent_library",
+    ]
+)
 def broken_package(request, tmp_path):
     """A package with one extension of each kind, whose import fails."""
     (tmp_path / "broken_extension.py").write_text(request.param)

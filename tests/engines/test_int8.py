@@ -93,7 +93,7 @@ def test_the_same_samples_give_the_same_network(int8):
     assert first.description["quantized"] == hashlib.sha256(content).hexdigest()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_bits_depend_neither_on_the_batch_nor_on_the_place_in_it(int8, threads):
     patches = samples(1, 3)
     one = int8(batch_size=1, threads=threads)
@@ -131,6 +131,7 @@ def test_a_network_that_would_stay_in_float32_is_refused(int8):
         int8(toy("conv", output_channels=2))
 
 
+@pytest.mark.slow
 def test_pytorch_computes_the_same_bits_after_nncf_was_imported(int8):
     torch.manual_seed(0)
     network = torch.nn.Conv3d(1, 4, 3)

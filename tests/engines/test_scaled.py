@@ -57,7 +57,11 @@ def run(tmp_path, image, name, **sections):
 
 @pytest.mark.parametrize(
     ("strategy", "engine"),
-    [("recompute", "torch"), ("exchange", "torch"), ("exchange", "openvino")],
+    [
+        ("recompute", "torch"),
+        ("exchange", "torch"),
+        pytest.param("exchange", "openvino", marks=pytest.mark.slow),
+    ],
 )
 def test_a_job_gives_the_finer_voxels(tmp_path, image, strategy, engine):
     if engine != "torch":

@@ -104,7 +104,9 @@ CANDIDATES = [
 ]
 
 
-@pytest.mark.parametrize("best", range(3))
+@pytest.mark.parametrize(
+    "best", [*(pytest.param(place, marks=pytest.mark.slow) for place in (0, 1)), 2]
+)
 def test_the_fastest_engine_is_found_at_the_first_launch_and_kept(
     best, volume_in, tmp_path, monkeypatch
 ):

@@ -8,7 +8,7 @@ from torch import nn
 
 from beam_inference.engines.stable_norms import group_norm, instance_norm, replace_norms
 
-ENGINES = ("openvino", "onnxruntime")
+ENGINES = ("openvino", pytest.param("onnxruntime", marks=pytest.mark.slow))
 
 
 def normalised():

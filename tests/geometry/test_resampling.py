@@ -45,7 +45,7 @@ def resampled(array, resampling, box):
     return resampling.resample(part, source, box)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(SHAPES, FACTORS, STARTS, st.tuples(ORDERS, ORDERS, ORDERS))
 def test_a_volume_is_resampled_as_by_scipy(shape, factors, start, orders):
     resampling = a_resampling(shape, factors, start, orders)

@@ -44,7 +44,7 @@ def test_it_stays_in_the_same_places_when_the_volume_grows():
     } & {old.core_box(i).start for i in range(old.count)}
 
 
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize("seams", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"])
 def test_a_sample_counts_when_the_whole_job_follows(volume_in, tmp_path, capsys, seams):
     values = job_values(
         volume_in,

@@ -137,6 +137,7 @@ def test_workers_elsewhere_get_the_network_and_compare_it_too(
     assert "openvino in int8 differs from PyTorch in float32 by" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nncf")
 def test_beyond_the_bound_it_is_refused_with_the_figure(make_job, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(
