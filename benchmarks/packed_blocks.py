@@ -2,11 +2,14 @@
 
     python -m benchmarks.packed_blocks --image IMAGE.npy [--gibibytes 4] [--rounds 3]
 
-The image, a real one of uint8, is repeated by mirroring until the volume has its size; its blocks
-of 64³ voxels are packed by gzip, as cloud-volume does unless told otherwise. ``run`` copies voxels
-through patches, without a network, which is the worst case: whatever a network takes is the same
-for both. Seconds of the commands in turn, and the peak memory of all processes of those on the
-packed volume. Written to ``benchmarks/results/packed_blocks.json``.
+The image, a real one of uint8, is cut into blocks of 64³ voxels, which are packed by gzip, as
+cloud-volume does unless told otherwise. The volume repeats them until it has its size: the files
+of repetitions are hard links, so that it is there within seconds. What is read is therefore in the
+machine's memory, for both volumes alike; a disk would add to both, and more to the unpacked one.
+``run`` copies voxels through patches, without a network, which is the worst case: whatever a
+network takes is the same for both. Seconds of the commands in turn, and the peak memory of all
+processes of those on the packed volume, mapped files included. Written to
+``benchmarks/results/packed_blocks.json``, which has the commands that were finished.
 """
 
 from __future__ import annotations
@@ -21,14 +24,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import yaml
 
+from beam_inference.config.fields import Json
 from beam_inference.config.formats import OutputSpec
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
@@ -38,7 +42,7 @@ from benchmarks.measure import machine, ratio_of_pairs
 EDGE = 1024
 BLOCK = 64
 RESULTS = Path(__file__).parent / "results" / "packed_blocks.json"
-COMMANDS = ("levels", "convert", "run")
+COMMANDS = ("convert", "run", "levels")
 
 
 def main() -> None:
@@ -50,66 +54,79 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to work; default a temporary folder")
     arguments = parser.parse_args()
+    image = np.load(arguments.image)
     folder = Path(tempfile.mkdtemp(prefix="packed", dir=arguments.folder))
-    load = os.getloadavg()[0]
-    try:
-        write(folder / "plain", np.load(arguments.image), arguments.gibibytes * 1024)
-        shutil.copytree(folder / "plain", folder / "packed")
-        stored = pack(folder / "packed")
-        commands = {command: compare(folder, command, arguments.rounds) for command in COMMANDS}
-    finally:
-        shutil.rmtree(folder)
-    figures = {
+    figures: Json = {
         "machine": machine("tensorstore", "apache-beam"),
         "gibibytes": arguments.gibibytes,
-        "packed_gibibytes": round(stored / 2**30, 2),
-        "load_before": round(load, 1),
-        "commands": commands,
+        "load_before": round(os.getloadavg()[0], 1),
     }
-    RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
+    try:
+        for name in ("plain", "packed"):
+            stored = write(
+                folder / name, image, arguments.gibibytes * 1024, packed=name == "packed"
+            )
+        figures["packed_gibibytes"] = round(stored / 2**30, 2)
+        figures["commands"] = {}
+        for command in COMMANDS:
+            figures["commands"][command] = compare(folder, command, arguments.rounds)
+            RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
+    finally:
+        shutil.rmtree(folder)
     print(json.dumps(figures, indent=1))
 
 
-def write(folder: Path, image: np.ndarray, depth: int) -> None:
-    """Write the image, mirrored until it fills ``depth`` × EDGE × EDGE voxels."""
-    bounds = BoundingBox((0, 0, 0), (depth, EDGE, EDGE))
+def write(folder: Path, image: np.ndarray, depth: int, *, packed: bool) -> int:
+    """Write ``depth`` × EDGE × EDGE voxels: the image's blocks, repeated. Returns stored bytes."""
     volume = create_output(
         OutputSpec(
             url=f"file://{folder}",
             format="precomputed",
             dtype="uint8",
             channels=1,
-            bounds=bounds,
+            bounds=BoundingBox((0, 0, 0), (depth, EDGE, EDGE)),
             block_shape=(BLOCK, BLOCK, BLOCK),
             voxel_size_nm=(8.0, 8.0, 8.0),
         )
     )
-    rows = mirrored(image.shape[1], EDGE)
-    columns = mirrored(image.shape[2], EDGE)
-    for z in range(0, depth, BLOCK):
-        layers = mirrored(image.shape[0], depth)[z : z + BLOCK]
-        slab = image[np.ix_(layers, rows, columns)]
-        volume.write(BoundingBox((z, 0, 0), (z + BLOCK, EDGE, EDGE)), slab[None])
+    period = zyx.triple(length // BLOCK for length in image.shape)
+    for index in np.ndindex(period):
+        box = block_box(index)
+        volume.write(box, image[tuple(map(slice, box.start, box.stop))][None])
+    scale = next(path for path in folder.rglob("*-*_*-*_*-*") if path.is_file()).parent
+    stored = 0
+    for index in np.ndindex(depth // BLOCK, EDGE // BLOCK, EDGE // BLOCK):
+        path = scale / block_name(index)
+        first = scale / block_name(tuple(np.mod(index, period)))
+        if path == first:
+            stored_path = pack_block(path) if packed else path
+        else:
+            stored_path = path.with_name(path.name + ".gz") if packed else path
+            os.link(first.with_name(first.name + ".gz") if packed else first, stored_path)
+        stored += stored_path.stat().st_size
+    return stored
 
 
-def mirrored(length: int, count: int) -> np.ndarray:
-    """Indices 0 … length - 1, forth and back, until there are so many."""
-    positions = np.arange(count) % (2 * length)
-    return np.where(positions < length, positions, 2 * length - 1 - positions)
+def block_box(index: Sequence[int]) -> BoundingBox:
+    """The voxels of a block, by its position among the blocks, ZYX."""
+    return BoundingBox(
+        zyx.triple(BLOCK * each for each in index), zyx.triple(BLOCK * (each + 1) for each in index)
+    )
 
 
-def pack(folder: Path) -> int:
-    """Pack each block; the bytes that they then take."""
-    blocks = [path for path in folder.rglob("*-*_*-*_*-*") if path.is_file()]
-    with ProcessPoolExecutor() as processes:
-        return sum(processes.map(pack_block, blocks, chunksize=64))
+def block_name(index: Sequence[int]) -> str:
+    """The file of a block, as precomputed volumes name it: x first."""
+    box = block_box(index)
+    intervals = zip(reversed(box.start), reversed(box.stop), strict=True)
+    return "_".join(f"{start}-{stop}" for start, stop in intervals)
 
 
-def pack_block(path: Path) -> int:
-    content = gzip.compress(path.read_bytes(), compresslevel=6)
-    path.with_name(f"{path.name}.gz").write_bytes(content)
+def pack_block(path: Path) -> Path:
+    """Pack the file of a block; the path of the packed one."""
+    packed = path.with_name(f"{path.name}.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes(), compresslevel=6))
     path.unlink()
-    return len(content)
+    return packed
 
 
 def compare(folder: Path, command: str, rounds: int) -> Mapping[str, float]:

@@ -92,8 +92,10 @@ def add(subparsers: Subparsers) -> None:
 def plan(options: PlanOptions) -> int:
     """Print the size of a job, the best chunk shapes for it, or an estimate of time and cost."""
     from beam_inference.cli.plan_text import print_plan
-    from beam_inference.launch.output_pyramid import plan_output_pyramids
+    from beam_inference.launch.cost import job_totals
+    from beam_inference.launch.output_pyramid import add_pyramids, plan_output_pyramids
     from beam_inference.launch.planned_job import plan_job
+    from beam_inference.launch.stored_size import stored_size
 
     if options.write and not options.suggest:
         raise ConfigError("--write writes what --suggest finds into the job file: give both")
@@ -105,7 +107,9 @@ def plan(options: PlanOptions) -> int:
         return _suggest(job, options)
     if options.calibrate:
         return _calibrate(job, options)
-    print_plan(job, plan_output_pyramids(job), as_json=options.json)
+    pyramids = plan_output_pyramids(job)
+    stored = stored_size(job, add_pyramids(job_totals(job), pyramids.values()), pyramids)
+    print_plan(job, pyramids, stored, as_json=options.json)
     return COMPLETE
 
 
@@ -148,6 +152,7 @@ def _calibrate(job: PlannedJob, options: PlanOptions) -> int:
     from beam_inference.launch.engine_trial import try_network_here
     from beam_inference.launch.job_files import load_prices
     from beam_inference.launch.output_pyramid import add_pyramids, plan_output_pyramids
+    from beam_inference.launch.stored_size import stored_size
 
     prices = Prices() if options.prices is None else load_prices(options.prices)
     if options.worker_price is not None:
@@ -157,6 +162,8 @@ def _calibrate(job: PlannedJob, options: PlanOptions) -> int:
     measured = calibrate(job, trial)
     totals = job_totals(job, batch_size=trial.needs.batch_size)
     whole = add_pyramids(totals, pyramids.values())
-    expected = estimates(measured, whole, prices, options.workers, CHUNK_TIME_VARIATION)
-    print_estimates(job, pyramids, measured, whole, expected, as_json=options.json)
+    stored = stored_size(job, whole, pyramids)
+    kept_bytes = None if stored is None else stored.stored_bytes
+    expected = estimates(measured, whole, prices, options.workers, CHUNK_TIME_VARIATION, kept_bytes)
+    print_estimates(job, pyramids, measured, whole, expected, stored, as_json=options.json)
     return COMPLETE

@@ -29,6 +29,7 @@ from beam_inference.launch.cost import (
 )
 from beam_inference.launch.output_pyramid import add_pyramids
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, PlannedOutput
+from beam_inference.launch.stored_size import StoredSize
 
 if TYPE_CHECKING:
     from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
@@ -39,10 +40,23 @@ Row: TypeAlias = tuple[str, str]
 """A heading and a line; further lines of the same subject have an empty heading."""
 
 
-def print_plan(job: PlannedJob, pyramids: Mapping[str, Pyramid], *, as_json: bool = False) -> None:
-    """Print the size of a job: boxes, counts, bytes, objects, memory, pyramids, and strategies."""
+def print_plan(
+    job: PlannedJob,
+    pyramids: Mapping[str, Pyramid],
+    stored: StoredSize | None,
+    *,
+    as_json: bool = False,
+) -> None:
+    """Print the size of a job: boxes, counts, bytes, objects, memory, pyramids, and strategies.
+
+    Args:
+        job: the job.
+        pyramids: those of its outputs that are to be made.
+        stored: what it takes in its store; None if no chunk of it is done.
+        as_json: print JSON.
+    """
     if as_json:
-        _print_json(plan_values(job, pyramids))
+        _print_json(plan_values(job, pyramids, stored))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for heading, line in [
@@ -52,6 +66,7 @@ def print_plan(job: PlannedJob, pyramids: Mapping[str, Pyramid], *, as_json: boo
         *_precision_rows(job),
         *_storage_rows(job),
         *_pyramids_rows(job, pyramids),
+        *_stored_rows(stored),
         *_memory_rows(job),
     ]:
         table.add_row(heading, line)
@@ -230,6 +245,26 @@ def _pyramid_rows(heading: str, pyramid: Pyramid | None) -> Iterator[Row]:
     )
 
 
+def _stored_rows(stored: StoredSize | None) -> Iterator[Row]:
+    """What the job takes in its store, and what this rests on."""
+    if stored is None:
+        yield "stored", "not known: it depends on the values, and no chunk of this job is done;"
+        yield "", "after run --sample 0.02, plan tells it from the chunks of that sample"
+        return
+    yield (
+        "stored",
+        f"about {format_bytes(stored.stored_bytes)} in {stored.objects:,} objects, receipts "
+        "included: by blocks of chunks that are done,",
+    )
+    for key, sample in stored.samples.items():
+        name = "" if len(stored.samples) == 1 else f"{key}: "
+        yield (
+            "",
+            f"{name}{sample.blocks} of {format_bytes(sample.decoded_bytes)} take "
+            f"{format_bytes(sample.stored_bytes)} ({sample.ratio:.1%})",
+        )
+
+
 def _memory_rows(job: PlannedJob) -> Iterator[Row]:
     place = Place()
     memory = job.memory(place)
@@ -282,8 +317,14 @@ def _strategies_table(job: PlannedJob) -> Table:
     return table
 
 
-def plan_values(job: PlannedJob, pyramids: Mapping[str, Pyramid]) -> Json:
-    """The size of a job, pyramids included, as JSON values: bytes are decoded, shapes ZYX."""
+def plan_values(
+    job: PlannedJob, pyramids: Mapping[str, Pyramid], stored: StoredSize | None
+) -> Json:
+    """The size of a job, pyramids included, as JSON values.
+
+    Bytes are decoded, but for those of ``compressed``, which is None if no chunk is done; shapes
+    are ZYX.
+    """
     plan = job.plan
     whole = add_pyramids(job_totals(job), pyramids.values())
     pyramid = pyramids.get(OUTPUT)
@@ -298,6 +339,7 @@ def plan_values(job: PlannedJob, pyramids: Mapping[str, Pyramid]) -> Json:
         "written_bytes": whole.written_bytes + whole.seam_bytes,
         "stored_bytes": whole.stored_bytes,
         "objects": whole.write_requests,
+        "compressed": None if stored is None else asdict(stored),
         "host_bytes_per_worker": memory.host_bytes,
         "device_bytes": memory.device_bytes,
         "outputs": {key: _output_values(each) for key, each in job.volumes.items()},
@@ -451,6 +493,7 @@ def print_estimates(
     measured: Measured,
     whole: Totals,
     expected: Sequence[Estimate],
+    stored: StoredSize | None,
     *,
     as_json: bool,
 ) -> None:
@@ -462,6 +505,7 @@ def print_estimates(
         measured: speeds measured here.
         whole: size of the job, pyramid included.
         expected: the estimates, one per kind of worker.
+        stored: what the job takes in its store; None if no chunk of it is done.
         as_json: print JSON, with all that ``plan`` prints.
     """
     per_chunk = chunk_seconds(measured, whole)
@@ -473,7 +517,7 @@ def print_estimates(
             "voxels_per_second_and_worker": speed,
             "estimates": [asdict(estimate) for estimate in expected],
         }
-        _print_json(plan_values(job, pyramids) | values)
+        _print_json(plan_values(job, pyramids, stored) | values)
         return
     print(
         f"measured here: {measured.call_seconds:.3g} s a call, reading "
@@ -489,7 +533,11 @@ def print_estimates(
     if pyramids:
         print("storage and request costs include the pyramid; hours do not")
     if expected[0].money_per_month:
-        print(f"keeping the output, before compression: {expected[0].money_per_month:.2f} a month")
+        rests_on = "as it would take before compression: no chunk of this job is done"
+        if stored is not None:
+            blocks = sum(sample.blocks for sample in stored.samples.values())
+            rests_on = f"as {blocks} of its blocks that are done are stored"
+        print(f"keeping the output, {rests_on}: {expected[0].money_per_month:.2f} a month")
 
 
 def _estimate_line(estimate: Estimate) -> str:

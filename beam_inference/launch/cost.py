@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -77,7 +77,8 @@ class Totals:
         written_bytes: of the output before compression.
         shared_bytes: part of ``written_bytes`` that the second stage of an exchange writes.
         seam_bytes: of the seam files that the first stage writes and the second one reads.
-        stored_bytes: that are kept before compression, including those of a pyramid.
+        stored_bytes: that are kept, including those of a pyramid: before compression, unless a
+            sample of the output tells more.
         read_requests: to the object store.
         write_requests: to the object store; one for each object.
         blocks: storage blocks of the output without a pyramid, one object each.
@@ -147,7 +148,12 @@ def chunk_seconds(measured: Measured, totals: Totals) -> float:
 
 
 def estimates(
-    measured: Measured, totals: Totals, prices: Prices, workers: int, variation: float
+    measured: Measured,
+    totals: Totals,
+    prices: Prices,
+    workers: int,
+    variation: float,
+    kept_bytes: float | None = None,
 ) -> list[Estimate]:
     """Estimates for workers on demand and, where they have a price, for interruptible ones.
 
@@ -157,7 +163,10 @@ def estimates(
         prices: of workers, requests and storage.
         workers: processes at a time.
         variation: standard deviation of a chunk's seconds, relative to their mean.
+        kept_bytes: what the job takes in its store; None to count bytes before compression.
     """
+    if kept_bytes is not None:
+        totals = replace(totals, stored_bytes=kept_bytes)
     per_chunk = chunk_seconds(measured, totals)
     expected = [_estimate(totals, prices, workers, per_chunk, variation, "on demand")]
     if prices.interruptible_worker_hour is not None:
