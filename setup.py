@@ -21,7 +21,13 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["beam_inference", "beam_inference.*"]),
     package_data={
-        "beam_inference": ["py.typed", "demo/*.safetensors", "demo/job.yaml", "report/page.html"]
+        "beam_inference": [
+            "py.typed",
+            "demo/*.safetensors",
+            "demo/job.yaml",
+            "evaluation/page.html",
+            "report/page.html",
+        ]
     },
     python_requires=">=3.11",
     install_requires=[
@@ -93,6 +99,8 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.8",
+            "scikit-image>=0.25",
+            "scikit-learn>=1.5",
             "selenium>=4.25",
             "types-PyYAML>=6.0",
             "waterz>=0.10",

@@ -27,6 +27,7 @@ PACKAGES = [  # from the ground up
     "launch",
     "report",
     "view",
+    "evaluation",
     "demo",
     "cli",
 ]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from beam_inference.cli import (
     cache,
+    evaluation,
     jobs,
     labels,
     look,
@@ -54,6 +55,7 @@ COMMAND_MODULES = (
     look,
     volumes,
     labels,
+    evaluation,
     training,
     cache,
     other,

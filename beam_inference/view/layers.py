@@ -198,6 +198,7 @@ class View:
             whenever the viewer is opened.
         patches: whether the job's patches are shown.
         roi: what is to be in the middle, in voxels of ``voxel_size_nm``, ZYX.
+        marked: further boxes, whatever the job.
     """
 
     title: str
@@ -207,6 +208,7 @@ class View:
     patches: bool
     roi: BoundingBox
     voxel_size_nm: VoxelSizeNm
+    marked: Sequence[Boxes] = ()
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -238,8 +240,8 @@ class View:
 
     def _boxes(self, most: int) -> list[Boxes]:
         if self.plan is None:
-            return []
-        boxes = [chunk_boxes(self.plan, most)]
+            return [*self.marked]
+        boxes = [*self.marked, chunk_boxes(self.plan, most)]
         if self.patches:
             boxes.append(patch_boxes(self.plan, most))
         return boxes if self.launched is None else [*boxes, *_quarantine(self.launched, most)]

@@ -1,0 +1,1 @@
+"""Judging: how well a volume agrees with labels, exact across chunks."""
