@@ -339,3 +339,16 @@ class Mixture(nn.Module):
 
 def mixture() -> nn.Module:
     return Mixture()
+
+
+def coarser() -> nn.Module:
+    """One voxel for eight of its input, of which it needs two more on each side."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 2, 4, stride=2, padding=1)
+    )
+
+
+def halved() -> nn.Module:
+    """Means over 1 x 2 x 2 voxels of two channels that tell places in a patch from each other."""
+    return nn.Sequential(Position(), nn.AvgPool3d((1, 2, 2)))

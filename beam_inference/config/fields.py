@@ -163,6 +163,18 @@ Point = Annotated[tuple[Integer, Integer, Integer], _InThree]
 
 
 Shape = Annotated[tuple[Count, Count, Count], _InThree]
+Scale = Annotated[
+    Count | Annotated[str, Field(pattern=r"^1/([2-9]|[1-9][0-9]{1,3})$")],
+    Field(description="a whole number, or one over a whole number, such as 1/2"),
+]
+Scales = Annotated[
+    tuple[Scale, Scale, Scale],
+    BeforeValidator(
+        _three,
+        json_schema_input_type=tuple[Scale, Scale, Scale]
+        | Annotated[str, Field(pattern=r"^-?\d+x-?\d+x-?\d+$")],
+    ),
+]
 
 
 Margin = Annotated[tuple[Natural, Natural, Natural], _InThree]

@@ -23,6 +23,7 @@ from beam_inference.config.fields import (
     Model,
     Natural,
     Point,
+    Scales,
     Seconds,
     Shape,
     Url,
@@ -227,11 +228,11 @@ class Network(_NetworkFiles):
             "channels named, for each output channel"
         ),
     )
-    output_scale: Shape = Field(
+    output_scale: Scales = Field(
         (1, 1, 1),
         description=(
-            "voxels of the network's output for each voxel of its input, ZYX. All shapes and boxes "
-            "of the job are in the output's voxels"
+            "voxels of the network's output for each voxel of its input, ZYX; 1/2 for one for "
+            "every two. Shapes of patches, overlaps and margins are in the finer ones of both"
         ),
     )
     prediction_bound: PositiveFloat | None = Field(
@@ -245,6 +246,18 @@ class Network(_NetworkFiles):
     voxel_size_nm: VoxelSize | None = Field(
         None, description="voxel size the network was trained at, ZYX, nanometres"
     )
+
+    @property
+    def finer_by(self) -> Zyx:
+        """Voxels of the network's output within one of its input, ZYX; 1 where it is not finer."""
+        return triple(n if isinstance(n, int) else 1 for n in self.output_scale)
+
+    @property
+    def coarser_by(self) -> Zyx:
+        """Voxels of the network's input within one of its output, ZYX; 1 where it's not coarser."""
+        return triple(
+            1 if isinstance(n, int) else int(n.removeprefix("1/")) for n in self.output_scale
+        )
 
     @property
     def members(self) -> list[Network]:
@@ -1077,9 +1090,48 @@ class JobConfig(Model):
             )
 
     def _check_output_scale(self) -> None:
-        scale = self.model.output_scale
-        if scale == (1, 1, 1):
-            return
+        finer = self.model.finer_by
+        coarser = self.model.coarser_by
+        if coarser != (1, 1, 1):
+            self._check_coarser_output(coarser, finer)
+        elif finer != (1, 1, 1):
+            self._check_finer_output(finer)
+
+    def _check_coarser_output(self, scale: Zyx, finer: Zyx) -> None:
+        text = f"model.output_scale [{', '.join(map(str, self.model.output_scale))}]"
+        if finer != (1, 1, 1):
+            raise ValueError(
+                f"{text} is finer on one axis, and coarser on another: no job does that. Write a "
+                "network that repeats its voxels on one of them"
+            )
+        inference = self.inference
+        shapes = {
+            "inference.patch_shape": inference.patch_shape,
+            "inference.patch_overlap": inference.patch_overlap,
+        }
+        if self.roi is not None:
+            shapes["roi.context"] = self.roi.context
+        for key, shape in shapes.items():
+            if any(n % s for n, s in zip(shape, scale, strict=True)):
+                raise ValueError(
+                    f"{key} {list(shape)} must be a multiple of {list(scale)} (z, y, x), because "
+                    f"of {text}, so that patches begin with a voxel of the network's output; it is "
+                    "in voxels of the network's input"
+                )
+        refused = {
+            "inference.lattice: spread": inference.lattice == "spread",
+            "inference.seams: crop": inference.seams == "crop",
+            "inference.precision: int8": inference.precision == "int8",
+            "model.denormalize": self.model.denormalize,
+            "model.dims: 2": self.model.dims == 2 and scale[0] != 1,
+            "model.planes": self.model.planes is not None,
+            "inference.augment": inference.augment in ("xy", "xyz") and scale[1] != scale[2],
+        }
+        for key, is_asked in refused.items():
+            if is_asked:
+                raise ValueError(f"{key} does not go with {text}: remove one of them")
+
+    def _check_finer_output(self, scale: Zyx) -> None:
         inference = self.inference
         shapes = {
             "inference.patch_shape": inference.patch_shape,

@@ -26,7 +26,7 @@ from beam_inference.engines.numpy_forward import numpy_forward
 from beam_inference.engines.over_planes import plane_batch_shapes, run_over_planes
 from beam_inference.engines.per_shape import per_shape
 from beam_inference.engines.predictor import Predictor
-from beam_inference.engines.scaled import scale_output
+from beam_inference.engines.scaled import repeat_output, scale_output
 from beam_inference.engines.surroundings import describe_surroundings
 from beam_inference.engines.turned import turn_axes
 from beam_inference.errors import (
@@ -79,12 +79,21 @@ def load_predictor(
         predictor = _load(model, inference, trust, network, quantized)
     if model.axes == "xyz":
         predictor = replace(predictor, predict=turn_axes(predictor.predict, predictor.device))
-    if model.output_scale != (1, 1, 1):
-        scaled = scale_output(predictor.predict, predictor.device, model.output_scale)
+    if model.finer_by != (1, 1, 1):
+        scaled = scale_output(predictor.predict, predictor.device, model.finer_by)
         predictor = replace(predictor, predict=scaled)
     if model.planes is not None:
         over_planes = run_over_planes(predictor.predict, predictor.device, model)
         predictor = replace(predictor, predict=over_planes)
+    predictor = _augment(predictor, model, inference)
+    if model.coarser_by == (1, 1, 1):
+        return predictor
+    repeated = repeat_output(predictor.predict, predictor.device, model.coarser_by)
+    return replace(predictor, predict=repeated)
+
+
+def _augment(predictor: Predictor, model: Network, inference: Inference) -> Predictor:
+    """The predictor as one whose answers are means over the symmetries of the job."""
     if inference.augment == "none":
         return predictor
     from beam_inference.engines.augmented import augment, symmetries
@@ -313,7 +322,7 @@ def _batch_shapes(model: Network, inference: Inference) -> list[tuple[int, ...]]
     """Shapes of the batches that a network is called with: several, over planes of several."""
     grown = grown_shape(inference.patch_shape, model.crop_margin)
     size = inference.patches_per_call
-    patch = zyx.ceil_div_each(grown, model.output_scale)
+    patch = zyx.ceil_div_each(grown, model.finer_by)
     if model.dims == 2:
         return plane_batch_shapes(model, patch, size)
     return [(size, model.input_channels, *(patch if model.axes == "zyx" else patch[::-1]))]

@@ -353,6 +353,26 @@ def _combine(
     return result
 
 
+def extend_to_cells(resampling: Resampling, cell: Zyx) -> Resampling:
+    """The resampling to more voxels beyond the target's stop, up to a multiple of a cell's.
+
+    Those have the values of the outermost ones; all others stay what they are.
+    """
+    target = resampling.target
+    shape = triple(ceil_div(n, k) * k for n, k in zip(target.shape, cell, strict=True))
+    if shape == target.shape:
+        return resampling
+    steps = [
+        source * repeat / made
+        for source, made, repeat in zip(
+            resampling.source.shape, target.shape, resampling.repeat, strict=True
+        )
+    ]
+    z, y, x = (AxisPlace(step / 2 - 0.5, step) for step in steps)
+    stop = triple(start + length for start, length in zip(target.start, shape, strict=True))
+    return replace(resampling, target=BoundingBox(target.start, stop), places=(z, y, x))
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The voxels that cover a volume.
@@ -402,6 +422,20 @@ class Grid:
             for own, length, count in zip(self.voxel_size_nm, shape, counts, strict=True)
         )
         stop = triple(start + count for start, count in zip(origin.voxel, counts, strict=True))
+        return Grid(BoundingBox(origin.voxel, stop), (z, y, x), origin.rest)
+
+    def join(self, by: Zyx) -> Grid:
+        """The grid with several voxels as one on each axis; it must have a multiple of them."""
+        position = [
+            (start + rest) / n
+            for start, rest, n in zip(self.bounds.start, self.rest, by, strict=True)
+        ]
+        origin = origin_at(position)
+        stop = triple(
+            start + length // n
+            for start, length, n in zip(origin.voxel, self.bounds.shape, by, strict=True)
+        )
+        z, y, x = (size * n for size, n in zip(self.voxel_size_nm, by, strict=True))
         return Grid(BoundingBox(origin.voxel, stop), (z, y, x), origin.rest)
 
     def divide(self, by: Zyx) -> Grid:

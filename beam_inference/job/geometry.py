@@ -43,7 +43,8 @@ def plan_geometry(
     needed = roi
     if to_output is not None:
         written = written or roi
-        needed = _whole_voxels(to_output.source_box(roi), config.model.output_scale)
+        needed = _whole_voxels(to_output.source_box(roi), config.model.finer_by)
+        needed = whole_cells(needed, config.model.coarser_by, volume)
     return make_plan(
         volume=volume,
         roi=needed,
@@ -69,6 +70,12 @@ def _whole_voxels(box: BoundingBox, output_scale: Zyx) -> BoundingBox:
     They lie in the volume, which begins and ends with such a voxel.
     """
     return box.coarsen(output_scale).refine(output_scale)
+
+
+def whole_cells(box: BoundingBox, cell: Zyx, volume: BoundingBox) -> BoundingBox:
+    """The cells, counted from a volume's first voxel, that a box touches, in the same voxels."""
+    inside = box.translate(zyx.negative(volume.start))
+    return inside.coarsen(cell).refine(cell).translate(volume.start)
 
 
 def common_write_shape(config: JobConfig) -> Zyx:

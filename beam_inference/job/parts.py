@@ -13,7 +13,7 @@ from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
 from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.config.normalize import Affine, Sections
-from beam_inference.config.volumes import Bounds, LevelsBox
+from beam_inference.config.volumes import Bounds, LevelsBox, ResampleBack
 from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import AXES, BoundingBox
@@ -77,7 +77,7 @@ def _open_further_input(
     limits = _limits_of(config, first.all_channels, stored.channels)
     if section.resample is None and limits:
         request = request.model_copy(update={"clip": list(limits)})
-    scale = config.model.output_scale
+    scale = config.model.finer_by
     volume = fit_to_input(stored, f"inputs.{number}", request, first, scale)
     fill, fill_value = section.fill_beside(config.input)
     return FurtherVolume(replace(volume, mask=first.mask), fill, fill_value)
@@ -89,12 +89,13 @@ def _open_first_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
     stored = open_source(section.source(storage), cache_bytes=cache_bytes)
     whole = stored.bounds
     stored = _crop(stored, section.box)
-    scale = config.model.output_scale
+    scale = config.model.finer_by
     request = section.resample
     limits = _limits_of(config, 0, stored.channels)
     if request is not None and limits:
         request = request.model_copy(update={"clip": list(limits)})
-    volume = as_input(stored, request, config.resampled_voxel_size_nm, scale)
+    wanted = config.resampled_voxel_size_nm
+    volume = as_input(stored, request, wanted, scale, config.model.coarser_by)
     volume = volume if section.box is None else replace(volume, whole=whole)
     if section.mask is None:
         return volume
@@ -154,12 +155,17 @@ def output_voxels(config: JobConfig, volume: InputVolume) -> OutputVoxels:
         ConfigError: see :func:`beam_inference.volumes.input_volume.output_grid`.
     """
     output = config.output
-    grid = output_grid(volume, output.voxel_size_nm)
+    coarser = config.model.coarser_by
+    grid = output_grid(volume, output.voxel_size_nm, coarser)
     size: VoxelSizeNm | None = grid.voxel_size_nm
     if volume.voxel_size_nm is None:
         is_of_input = output.voxel_size_nm == "input"
         size = config.model.voxel_size_nm if is_of_input else voxel_size_nm(config, volume)
-    resampling = resampling_to_output(volume, grid, output.how_resampled)
+        if size is not None and output.voxel_size_nm == "network":
+            size = (size[0] * coarser[0], size[1] * coarser[1], size[2] * coarser[2])
+    of_network = output.voxel_size_nm == "network"
+    how = ResampleBack(order=0) if of_network else output.how_resampled
+    resampling = resampling_to_output(volume, grid, how)
     return OutputVoxels(grid.bounds, size, grid.rest, resampling)
 
 
@@ -171,7 +177,7 @@ def voxel_size_nm(config: JobConfig, volume: Volume) -> VoxelSizeNm | None:
     model = config.model
     if volume.voxel_size_nm is not None or model.voxel_size_nm is None:
         return volume.voxel_size_nm
-    z, y, x = (size / n for size, n in zip(model.voxel_size_nm, model.output_scale, strict=True))
+    z, y, x = (size / n for size, n in zip(model.voxel_size_nm, model.finer_by, strict=True))
     return (z, y, x)
 
 

@@ -17,6 +17,7 @@ from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan
+from beam_inference.job.geometry import whole_cells
 from beam_inference.job.operator_files import operator_key
 from beam_inference.job.parts import OutputVoxels
 from beam_inference.job.place import Place
@@ -183,9 +184,19 @@ def check_fill_value(key: str, value: float, dtype: AnyDtype) -> None:
 
 
 def check_output_scale(config: JobConfig, plan: InferencePlan) -> None:
-    """Refuse patches that begin inside a voxel of the network's input."""
-    scale = config.model.output_scale
-    start = plan.lattice.domain.start
+    """Refuse patches that begin inside a voxel of the network's input, or of its output."""
+    scale = config.model.finer_by
+    domain = plan.lattice.domain
+    start = domain.start
+    cell = config.model.coarser_by
+    if whole_cells(domain, cell, plan.volume) != domain:
+        raise ConfigError(
+            f"model.output_scale [{', '.join(map(str, config.model.output_scale))}]: the patches "
+            f"cover {domain} of the input {plan.volume} (z, y, x), and begin or end inside a voxel "
+            f"of the network's output, which is {list(cell)} voxels large. If the volume is "
+            "smaller than a patch, make inference.patch_shape smaller, or larger by one such "
+            "voxel; if there is a roi, let it begin and end with such voxels."
+        )
     if any(n % s for n, s in zip(start, scale, strict=True)):
         raise ConfigError(
             f"model.output_scale {list(scale)}: the first patch begins at {list(start)} (z, y, x), "

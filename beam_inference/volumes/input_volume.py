@@ -20,6 +20,7 @@ from beam_inference.geometry.resampling import (
     Order,
     Resampling,
     coarse_axis,
+    extend_to_cells,
     make_resampling,
 )
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div, subtract
@@ -232,6 +233,7 @@ def as_input(
     request: Resample | None,
     wanted: VoxelSizeNm | None,
     output_scale: Zyx = (1, 1, 1),
+    cell: Zyx = (1, 1, 1),
 ) -> InputVolume:
     """A volume as a job reads it, without its mask.
 
@@ -241,12 +243,14 @@ def as_input(
         wanted: the voxel size to resample to, ZYX.
         output_scale: voxels of the network's output for each of its input, ZYX: each of the input
             is read so many times.
+        cell: voxels of the network's input for each of its output, ZYX: the volume is read as if
+            its outermost voxels went on up to a multiple of them.
 
     Raises:
         ConfigError: it is to be resampled, and does not say its voxel size, or one that cannot be
             resampled to the one that is wanted.
     """
-    if request is None and output_scale == (1, 1, 1):
+    if request is None and output_scale == (1, 1, 1) and cell == (1, 1, 1):
         return _as_read(stored)
     source = _grid_of(stored)
     key = "input.resample"
@@ -261,7 +265,8 @@ def as_input(
             f"input.resample.clip has limits of {len(limits)} channels, and {stored.url} "
             f"{stored.channels}: write one pair for each"
         )
-    if target == source and not limits:
+    is_whole = all(n % k == 0 for n, k in zip(target.bounds.shape, cell, strict=True))
+    if target == source and not limits and is_whole:
         return _as_read(stored)
     size = [float(f"{extent:g}") for extent in target.voxel_size_nm]
     tell_rest(f"{stored.url} in voxels of {size} nm", Origin(target.bounds.start, target.rest))
@@ -270,33 +275,51 @@ def as_input(
     if request is not None and wanted is not None and seen != source:
         order = request.order
         coarse = coarse_axis(source.voxel_size_nm, wanted, request.separate_z)
+    resampling = extend_to_cells(make_resampling(source, target, order, coarse, output_scale), cell)
     return replace(
         _as_read(stored),
-        bounds=target.bounds,
+        bounds=resampling.target,
         dtype=np.dtype(np.float32),
         voxel_size_nm=None if stored.voxel_size_nm is None else target.voxel_size_nm,
         origin=Origin(rest=target.rest),
-        resampling=make_resampling(source, target, order, coarse, output_scale),
+        resampling=resampling,
         limits=limits,
     )
 
 
-def output_grid(volume: InputVolume, wanted: OutputVoxels) -> Grid:
+def output_grid(volume: InputVolume, wanted: OutputVoxels, cell: Zyx = (1, 1, 1)) -> Grid:
     """The voxels that a job's output has, over the space of its input.
 
     Args:
         volume: the input, as the job reads it.
         wanted: ``output.voxel_size_nm`` of the job file.
+        cell: voxels of the network's input for each of its output, ZYX.
 
     Raises:
         ConfigError: a size is asked for, and the input does not say its own, or none can be made.
     """
     if wanted == "network":
-        return _grid_of(volume)
+        return _grid_of(volume).join(cell)
+    _check_cells(volume, wanted, cell)
     if wanted == "input":
         return _grid_of(volume.stored)
     key = "output.voxel_size_nm"
     return _resampled_grid(volume.stored, _grid_of(volume.stored), wanted, key)
+
+
+def _check_cells(volume: InputVolume, wanted: OutputVoxels, cell: Zyx) -> None:
+    """Refuse an output of other voxels than the network's where these end beyond the input."""
+    stored = volume.stored
+    places = None if volume.resampling is None else volume.resampling.places
+    if cell == (1, 1, 1) or places is None:
+        return
+    raise ConfigError(
+        f"output.voxel_size_nm: {wanted}: each voxel of the network's output is {list(cell)} of "
+        f"its input (z, y, x), and {stored.url} has {list(stored.bounds.shape)} voxels, so that "
+        "the last ones of the output end beyond it. Read a box of the input that they fit "
+        "(input.box), or write output.voxel_size_nm: network, and resample the output afterwards "
+        "(beam-inference resample)."
+    )
 
 
 def _grid_of(volume: Volume) -> Grid:
