@@ -689,6 +689,14 @@ class Inference(Model):
         ),
     )
 
+    partition: Shape = Field(
+        (1, 1, 1),
+        description=(
+            "processes of one machine that share each patch, along z, y and x, for patches that "
+            "are too large for one: each holds a part, and exchanges its borders with the others"
+        ),
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _read_former_seams(cls, values: Any) -> Any:
@@ -737,12 +745,37 @@ class Inference(Model):
                 f"{self.device_kind}"
             )
         self._check_engine()
+        self._check_partition()
         return self
 
     @property
     def device_kind(self) -> DeviceKind | None:
         """The kind of device, without its number; None while it is left to choose."""
         return None if self.device == "auto" else kind_of(self.device)
+
+    @property
+    def members(self) -> int:
+        """Processes that share each patch."""
+        return math.prod(self.partition)
+
+    def _check_partition(self) -> None:
+        if self.members == 1:
+            return
+        if self.engine != "torch" or self.memory_format != "contiguous":
+            raise ValueError(
+                f"partition {list(self.partition)} divides networks of PyTorch: write engine: "
+                "torch, and leave memory_format out"
+            )
+        if self.device_kind not in (None, "cpu"):
+            raise ValueError(
+                f"partition {list(self.partition)} divides patches among processes on CPUs, not "
+                f"yet among devices: write device: cpu, or remove partition"
+            )
+        if any(n > p for n, p in zip(self.partition, self.patch_shape, strict=True)):
+            raise ValueError(
+                f"partition {list(self.partition)} has more processes along an axis than "
+                f"patch_shape {list(self.patch_shape)} has voxels (z, y, x)"
+            )
 
     def _check_engine(self) -> None:
         formats: tuple[str, ...] = ("contiguous",)

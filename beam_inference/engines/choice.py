@@ -40,6 +40,8 @@ def engine_description(model: Network, inference: Inference) -> dict[str, str]:
         description["memory_format"] = inference.memory_format
     if inference.device == "cpu":
         description["threads"] = str(inference.threads or 1)
+    if inference.members > 1:
+        description["partition"] = ",".join(map(str, inference.partition))
     is_converted = engine.networks == "torch" and suffix_of(model) not in engine.suffixes
     if is_converted and engine.package != "torch":
         description["converted_from"] = f"torch {metadata.version('torch')}"

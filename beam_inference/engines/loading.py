@@ -214,7 +214,10 @@ def _load(
         source = _prepare_source(engine, network, model, inference)
     if source.parameters is not None:
         description["parameters"] = source.parameters
-    forward = _forward(engine, source, model, inference, quantized)
+    if inference.members > 1:
+        forward = _divided_forward(source, model, inference, trust, is_given=network is not None)
+    else:
+        forward = _forward(engine, source, model, inference, quantized)
     if engine.arrays == "numpy":
         forward = numpy_forward(
             forward, activation=model.activation, dims=model.dims, heads=model.heads or ()
@@ -339,6 +342,18 @@ def _request(source: _Source, model: Network, inference: Inference) -> LoadReque
         model=model,
         inference=inference,
     )
+
+
+def _divided_forward(
+    source: _Source, model: Network, inference: Inference, trust: Trust, *, is_given: bool
+) -> Callable[[Any], Any]:
+    """The forward pass of a mesh of processes; its members load the network as this one has."""
+    from beam_inference.engines.partition.leader import lead_mesh
+    from beam_inference.engines.partition.member import Orders, check_dividable
+
+    check_dividable(source.network, source.kind, model)
+    orders = Orders(0, "", model, inference, trust)
+    return lead_mesh(source.network, orders, by_value=is_given)
 
 
 def _forward(

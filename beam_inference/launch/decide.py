@@ -141,7 +141,7 @@ def decide_threads(config: JobConfig, place: Place, earlier: ResolvedJob | None)
         return earlier.config.inference.threads
     if not place.is_this_machine:
         return 1
-    return max(1, usable_cores() // place.processes_per_host)
+    return max(1, usable_cores() // (place.processes_per_host * config.inference.members))
 
 
 def decide_levels_of_input(config: JobConfig, earlier: ResolvedJob | None) -> JobConfig:

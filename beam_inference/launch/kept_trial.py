@@ -257,7 +257,7 @@ class _Keys:
 
 _WHERE = {"path", "weights", "sha256"}
 """Keys of ``model`` that say where its files are."""
-_OF_A_PATCH = {"device", "precision", "augment", "threads", "patch_shape"}
+_OF_A_PATCH = {"device", "precision", "augment", "threads", "patch_shape", "partition"}
 """Keys of ``inference`` on which a patch's prediction depends, apart from the engine's."""
 
 

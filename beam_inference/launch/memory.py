@@ -240,6 +240,7 @@ class ProcessSettings:
         mask_piece_bytes: of the pieces of all masks that a chunk uses.
         mask_bytes: of all masks, decoded.
         weights_bytes: of blend weights as large as a patch; 0 where they are products of vectors.
+        members: processes that share each patch, this one among them.
     """
 
     threads: int
@@ -252,6 +253,7 @@ class ProcessSettings:
     mask_piece_bytes: int
     mask_bytes: int
     weights_bytes: int = 0
+    members: int = 1
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,7 @@ class MemoryProjection:
         cached_input = cached_cutouts(process.threads) * self.shapes.input_blocks_bytes
         pieces = process.threads * process.mask_piece_bytes
         masks = pieces + min(MASK_CACHE_BYTES, process.mask_bytes)
-        return chunks + cached_input + masks + process.weights_bytes
+        return chunks + cached_input + masks + process.weights_bytes + self.members_bytes
 
     @cached_property
     def _device(self) -> Numbers:
@@ -315,6 +317,16 @@ class MemoryProjection:
         """Bytes of a batch: the network's input and its output."""
         channels = self.sizes.input_channels + self.sizes.output_channels
         return self.process.batch_size * channels * self._patch_bytes
+
+    @property
+    def members_bytes(self) -> int:
+        """Bytes of the other processes of a mesh: each computes a share of every batch.
+
+        What was measured of the network is what this process allocated: a share, too.
+        """
+        process = self.process
+        share = process.working_set_bytes + self.batch_bytes // process.members
+        return (process.members - 1) * (share + round(HOLES * process.working_set_bytes))
 
     @property
     def patches_bytes(self) -> int:

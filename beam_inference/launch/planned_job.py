@@ -305,6 +305,7 @@ class PlannedJob:
                 mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks.values()
             ),
             weights_bytes=kept_bytes(config.inference.patch_shape, config.inference.window),
+            members=config.inference.members,
         )
         return MemoryProjection(shapes, sizes, process)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -59,6 +60,7 @@ def predict(
     engine: str | None = None,
     threads: int | None = None,
     augment: Literal["none", "xy", "xyz"] | Mapping[str, Sequence[str]] = "none",
+    partition: Sequence[int] = (1, 1, 1),
     fill: Literal["reflect", "symmetric", "edge", "constant"] = "reflect",
     fill_value: float = 0.0,
     fill_units: Literal["stored", "network"] = "stored",
@@ -108,10 +110,12 @@ def predict(
         batch_size: patches per network call; halved where the device is out of memory.
         device: where the network runs; "auto" is the GPU, if there is one.
         engine: what runs the network; by default "numpy" for functions, else "torch".
-        threads: CPU threads of the network, by default as many as there are cores; they change its
-            last bits.
+        threads: CPU threads of the network, by default as many as there are cores for each process
+            of ``partition``; they change its last bits.
         augment: average over flips and transposes of each patch, or with ``{"mirror": "zyx"}``
             over flips of these axes alone.
+        partition: processes of this machine that share each patch, along z, y and x; each has
+            ``threads``.
         fill: what lies outside the array, where patches and crop margins reach beyond it.
         fill_value: value for ``fill="constant"``.
         fill_units: what that is: a stored value, which is normalised as others are, or one that
@@ -155,7 +159,8 @@ def predict(
             "batch_size": batch_size,
             "device": "cpu" if is_function else _definite_device(device),
             "engine": engine or ("numpy" if is_function else "torch"),
-            "threads": threads or usable_cores(),
+            "threads": threads or max(1, usable_cores() // math.prod(partition)),
+            "partition": list(partition),
             "augment": (
                 augment
                 if isinstance(augment, str)

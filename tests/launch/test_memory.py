@@ -59,6 +59,7 @@ BASE = {
     "mask_piece_bytes": 500,
     "mask_bytes": 9000,
     "weights_bytes": 0,
+    "members": 1,
 }
 
 
@@ -258,3 +259,10 @@ def test_as_many_chunks_are_read_ahead_as_memory_allows(tmp_path, monkeypatch):
     stated = plan_job(parse_job(values | {"job": {"io_depth": 5}}, tmp_path))
     assert stated.io_depth(THIS_PROCESS) == 5
     assert prepare(parse_job(values | {"job": {"io_depth": 5}}, tmp_path)).io_depth == 5
+
+
+def test_members_of_a_mesh_take_a_share_each():
+    alone = projected_memory(**BASE)
+    four = projected_memory(**BASE | {"members": 4})
+    share = round((1 + HOLES) * BASE["working_set_bytes"]) + alone.batch_bytes // 4
+    assert four.host_bytes - alone.host_bytes == 3 * share

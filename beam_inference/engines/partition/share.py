@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from beam_inference.engines.partition.functions import FUNCTIONS
 from beam_inference.engines.partition.mesh import Mesh
@@ -112,8 +113,13 @@ def _refusal(mesh: Mesh, what: str) -> ModelContractError:
     )
 
 
-def name_layers(network: nn.Module, mesh: Mesh) -> None:
-    """Keep, in the mesh, the names of a network's modules that are computing, for messages."""
+def name_layers(network: nn.Module, mesh: Mesh) -> list[RemovableHandle]:
+    """Keep, in the mesh, the names of a network's modules that are computing, for messages.
+
+    Returns:
+        The hooks that do it.
+    """
+    hooks = []
     for name, module in network.named_modules():
         title = f"{name or 'the network'} ({type(module).__name__})"
 
@@ -123,8 +129,9 @@ def name_layers(network: nn.Module, mesh: Mesh) -> None:
         def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
             mesh.layers.pop()
 
-        module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
+        hooks.append(module.register_forward_pre_hook(enter))
+        hooks.append(module.register_forward_hook(leave))
+    return hooks
 
 
 def run_divided(

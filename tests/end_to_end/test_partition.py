@@ -1,0 +1,125 @@
+"""Test jobs whose patches are shared by the processes of a mesh."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import job_values, read_volume, toy, write_job, write_volume
+
+from beam_inference import predict
+from beam_inference.cli.main import main
+from beam_inference.config.job_file import parse_job
+from beam_inference.errors import ConfigError
+from beam_inference.job.state import State
+
+SHAPE = (16, 28, 28)
+COMMAND = [sys.executable, "-W", "ignore", "-m", "beam_inference", "run"]
+
+
+@pytest.fixture
+def source(tmp_path):
+    array = np.random.default_rng(3).integers(0, 255, SHAPE, np.uint8)
+    write_volume(tmp_path / "in", array)
+    return tmp_path / "in"
+
+
+def job(folder, source, name, **inference):
+    values = job_values(
+        source,
+        folder / name,
+        model={**toy("residual_unet", output_channels=3), "normalize": "unit"},
+        inference={
+            "patch_shape": [16, 16, 16],
+            "patch_overlap": [0, 4, 4],
+            "chunk_shape": [16, 16, 16],
+            "batch_size": 1,
+            "threads": 1,
+            **inference,
+        },
+    )
+    return write_job(folder / f"{name}.yaml", values)
+
+
+def members_of(pid):
+    """Processes of a mesh that a process, or one of those that it started, leads."""
+    command = b"beam_inference.engines.partition.member"
+    found = []
+    for each in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in each.read_text().split():
+            try:
+                is_member = command in Path(f"/proc/{child}/cmdline").read_bytes()
+            except OSError:
+                continue
+            found += [int(child)] if is_member else members_of(int(child))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_mesh_gives_the_same_output(tmp_path, source):
+    assert main(["run", str(job(tmp_path, source, "plain"))]) == 0
+    expected = read_volume(tmp_path / "plain")
+    fingerprints = set()
+    for name, keys in {
+        "recompute": {"strategy": "recompute", "partition": [1, 1, 2]},
+        "exchange": {"strategy": "exchange", "partition": [1, 2, 2]},
+    }.items():
+        assert main(["run", str(job(tmp_path, source, name, **keys))]) == 0
+        found = read_volume(tmp_path / name)
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+        record = State(f"file://{tmp_path / name}/_beam_inference").load_job()
+        assert record.engine["partition"] == ",".join(map(str, keys["partition"]))
+        fingerprints.add(record.fingerprint)
+    plain = State(f"file://{tmp_path / 'plain'}/_beam_inference").load_job()
+    assert "partition" not in plain.engine
+    assert len(fingerprints | {plain.fingerprint}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_member_costs_a_chunk_and_no_output(tmp_path, source):
+    keys = {"partition": [1, 1, 2]}
+    path = job(tmp_path, source, "killed", **keys)
+    assert main(["run", str(job(tmp_path, source, "whole", **keys))]) == 0
+    launch = subprocess.Popen([*COMMAND, str(path)], stderr=subprocess.PIPE, text=True)
+    state = tmp_path / "killed" / "_beam_inference"
+    deadline = time.monotonic() + 500
+    while not (any(state.glob("receipts/**/*.json")) and members_of(launch.pid)):
+        assert time.monotonic() < deadline
+        assert launch.poll() is None, launch.stderr.read()
+        time.sleep(0.01)
+    os.kill(members_of(launch.pid)[0], signal.SIGKILL)
+    _, log = launch.communicate(timeout=500)
+    assert "member 1 of 2 was lost (exit code -9)" in log, log
+    if launch.returncode:
+        assert main(["run", str(path)]) == 0
+    assert np.array_equal(read_volume(tmp_path / "killed"), read_volume(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"engine": "openvino"}, "engine: torch"),
+        ({"device": "cuda"}, "not yet among devices"),
+        ({"partition": [1, 1, 17]}, "more processes along an axis"),
+    ],
+)
+def test_what_a_mesh_cannot_be_is_refused(tmp_path, keys, message):
+    inference = {"partition": [1, 1, 2], **keys}
+    with pytest.raises(ConfigError, match=message):
+        parse_job(job_values("in", "out", inference=inference), tmp_path)
+
+
+def test_functions_cannot_be_divided():
+    with pytest.raises(ConfigError, match="engine: torch"):
+        predict(
+            np.zeros((4, 4, 4), np.float32),
+            lambda batch: batch,
+            patch_shape=(4, 4, 4),
+            partition=(1, 1, 2),
+        )
