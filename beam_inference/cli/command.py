@@ -128,6 +128,11 @@ def set_action(
     )
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that has the outcome of a command printed for programs."""
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+
+
 def add_logging(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say how a command logs."""
     parser.add_argument(

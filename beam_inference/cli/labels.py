@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from beam_inference.cli.argument_types import channels, natural, positive, shape
@@ -11,14 +12,18 @@ from beam_inference.cli.command import (
     PipelineOptions,
     Subparsers,
     add_command,
+    add_json,
     add_logging,
     set_action,
 )
+from beam_inference.cli.terminal import print_to_stderr
 from beam_inference.config.fields import Json
 from beam_inference.config.plugins import list_plugins
+from beam_inference.errors import COMPLETE
 from beam_inference.geometry.zyx import Zyx
 
 if TYPE_CHECKING:
+    from beam_inference.segmentation.make_labels import LabelResult
     from beam_inference.segmentation.plans import LabelPlan
 
 
@@ -36,6 +41,7 @@ class LabelOptions(PipelineOptions):
     shard_shape: Zyx | None
     pyramid: bool
     overwrite: bool
+    json: bool
 
 
 @dataclass(frozen=True)
@@ -218,6 +224,7 @@ def _add_label_arguments(parser: argparse.ArgumentParser, plural: str, chunk_sid
         action="store_true",
         help="replace the volume that is at OUT, and do everything again",
     )
+    add_json(parser)
     add_logging(parser)
 
 
@@ -275,14 +282,23 @@ def _common_arguments(options: LabelOptions) -> Json:
 
 def _make_labels(plan: LabelPlan, options: LabelOptions) -> int:
     """Run a plan, and print what it needs and its outcome."""
-    from beam_inference.segmentation.make_labels import (
-        check_holds_scales,
-        make_coarser_scales,
-        make_labels,
-    )
+    from beam_inference.cli.status_text import as_json
+    from beam_inference.segmentation.make_labels import check_holds_scales
 
     if options.pyramid:
         check_holds_scales(plan)
+    # with --json, standard output is for the object alone
+    with print_to_stderr() if options.json else nullcontext():
+        result = _run_plan(plan, options)
+    if options.json:
+        print(as_json(_label_values(result)))
+    return result.exit_code
+
+
+def _run_plan(plan: LabelPlan, options: LabelOptions) -> LabelResult:
+    """Make labels, then their coarser scales; print what each needs and how it went."""
+    from beam_inference.segmentation.make_labels import make_coarser_scales, make_labels
+
     print(
         f"{plan.grid.count} chunks, {plan.chunk_memory_gib:.2g} GiB for each that is under "
         f"way{plan.more_memory}",
@@ -294,10 +310,28 @@ def _make_labels(plan: LabelPlan, options: LabelOptions) -> int:
     if result.warning is not None:
         print(f"Warning: {result.warning}")
     if not (options.pyramid and result.outcome.is_complete):
-        return result.exit_code
+        return result
     pyramid = make_coarser_scales(plan, options.beam_flags)
-    if pyramid is None:
-        return result.exit_code
-    scales = f"{len(pyramid.scales)} coarser scales"
-    print(pyramid.outcome.summary(scales, options.command_to_continue))
-    return pyramid.outcome.exit_code
+    if pyramid is not None:
+        scales = f"{len(pyramid.scales)} coarser scales"
+        print(pyramid.outcome.summary(scales, options.command_to_continue))
+    return replace(result, pyramid=pyramid)
+
+
+def _label_values(result: LabelResult) -> Json:
+    """The outcome of a command that makes labels, as JSON values."""
+    from beam_inference.cli.status_text import stage_values
+
+    pyramid = result.pyramid
+    scales = None
+    if pyramid is not None:
+        scales = {**stage_values(pyramid.outcome), "scales": len(pyramid.scales)}
+    return {
+        **stage_values(result.outcome),
+        "complete": result.exit_code == COMPLETE,
+        "output": result.url,
+        "table": result.table_url,
+        "objects": result.objects,
+        "warning": result.warning,
+        "pyramid": scales,
+    }

@@ -15,6 +15,7 @@ from beam_inference.job.state import default_state_url
 from beam_inference.volumes.kvstores import local_folder
 
 if TYPE_CHECKING:
+    from beam_inference.beam.stage_runner import StageOutcome
     from beam_inference.config.job import JobConfig
     from beam_inference.job.crew_records import SignOfLife
     from beam_inference.job.recomputed import Recomputation
@@ -57,6 +58,23 @@ def outcome_values(outcome: JobOutcome, config: JobConfig) -> Json:
         "output": config.output.path,
         "outputs": {key: each.output.path for key, each in config.by_output.items()},
         "state": default_state_url(config),
+    }
+
+
+def stage_values(outcome: StageOutcome | None) -> Json:
+    """The outcome of a command in stages as JSON values; None for one that has no chunks."""
+    if outcome is None:
+        return dict.fromkeys(("chunks", "done", "seconds", "error")) | {
+            "complete": True,
+            "failures": [],
+        }
+    return {
+        "complete": outcome.is_complete,
+        "chunks": outcome.chunks,
+        "done": outcome.done,
+        "failures": outcome.failures,
+        "seconds": outcome.seconds,
+        "error": outcome.error,
     }
 
 

@@ -6,7 +6,8 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from beam_inference.cli.argument_types import natural, offset, positive, shape, voxel_size
@@ -14,9 +15,12 @@ from beam_inference.cli.command import (
     PipelineOptions,
     Subparsers,
     add_command,
+    add_json,
     add_logging,
     set_action,
 )
+from beam_inference.cli.terminal import print_to_stderr
+from beam_inference.config.fields import Json
 from beam_inference.errors import COMPLETE, ConfigError
 from beam_inference.foreign_text import clean_text
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
@@ -24,7 +28,7 @@ from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 if TYPE_CHECKING:
     from beam_inference.conversion.convert import ConversionPlan
     from beam_inference.conversion.copying import ChunkShapes
-    from beam_inference.conversion.options import ConversionOptions
+    from beam_inference.conversion.options import ConversionOptions, ConversionResult
     from beam_inference.conversion.protocol import SourceInfo
 
 
@@ -54,6 +58,7 @@ class ConvertOptions(PipelineOptions):
     drop: list[str]
     pad: bool
     overwrite: bool
+    json: bool
 
 
 def _add_source_and_target(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +119,7 @@ def _add_source_and_target(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace the volume that is at OUT, and do every chunk again",
     )
+    add_json(parser)
 
 
 def _add_convert(subparsers: Subparsers) -> None:
@@ -186,6 +192,7 @@ class ResampleOptions(PipelineOptions):
     drop: list[str]
     pad: bool
     overwrite: bool
+    json: bool
 
 
 def _add_resample(subparsers: Subparsers) -> None:
@@ -287,16 +294,33 @@ def _run_conversion(
     options: ConvertOptions | ResampleOptions, conversion: ConversionOptions
 ) -> int:
     """Check a conversion, print what it does, and do it."""
+    from beam_inference.cli.status_text import as_json
     from beam_inference.conversion.convert import plan_conversion
 
-    plan = plan_conversion(options.source, options.target, conversion)
-    _print_conversion(plan)
-    result = plan.run()
-    if result.outcome is None:
+    with print_to_stderr() if options.json else nullcontext():
+        plan = plan_conversion(options.source, options.target, conversion)
+        _print_conversion(plan)
+        sys.stdout.flush()
+        result = plan.run()
+    if options.json:
+        print(as_json(_conversion_values(result)))
+    elif result.outcome is None:
         print(f"complete: {result.target}")
     else:
         print(result.outcome.summary(result.target, options.command_text))
     return result.exit_code
+
+
+def _conversion_values(result: ConversionResult) -> Json:
+    """The outcome of a conversion as JSON values."""
+    from beam_inference.cli.status_text import stage_values
+
+    return {
+        **stage_values(result.outcome),
+        "output": result.target,
+        "format": result.format,
+        "bounds": asdict(result.bounds),
+    }
 
 
 def _print_conversion(plan: ConversionPlan) -> None:
@@ -356,6 +380,7 @@ class LevelsOptions(PipelineOptions):
     scale: int
     channel: list[int] | None
     overwrite: bool
+    json: bool
 
 
 def _add_levels(subparsers: Subparsers) -> None:
@@ -388,28 +413,35 @@ def _add_levels(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="count again, after the volume was changed"
     )
+    add_json(parser)
     add_logging(parser)
     set_action(parser, LevelsOptions, levels, takes_beam_flags=True)
 
 
 def levels(options: LevelsOptions) -> int:
     """Count a volume's values, and write the levels that jobs normalize by."""
+    from beam_inference.cli.status_text import as_json, stage_values
     from beam_inference.launch.count_levels import count_levels
     from beam_inference.volumes.kvstores import url_of
 
     volume, *beside = options.volume
     if beside and options.channel is not None:
         raise ConfigError("--channel is of one volume: count the channels of all, or one by one")
-    outcome = count_levels(
-        volume,
-        options.to,
-        scale=options.scale,
-        channel=options.channel,
-        flags=options.beam_flags,
-        overwrite=options.overwrite,
-        beside=beside,
-    )
-    print(outcome.summary(url_of(options.to), options.command_to_continue))
+    with print_to_stderr() if options.json else nullcontext():
+        outcome = count_levels(
+            volume,
+            options.to,
+            scale=options.scale,
+            channel=options.channel,
+            flags=options.beam_flags,
+            overwrite=options.overwrite,
+            beside=beside,
+        )
+    target = url_of(options.to)
+    if options.json:
+        print(as_json({**stage_values(outcome), "output": target}))
+    else:
+        print(outcome.summary(target, options.command_to_continue))
     return outcome.exit_code
 
 
