@@ -138,11 +138,18 @@ CASES = [
     {"postprocess": [{"operator": "smooth", "sigma": [0.5, 1, 0.7]}]},
     {"roi": {"start": [6, 0, 8], "stop": [15, 11, 25]}, "output": {"format": "ome_zarr"}},
     {"roi": {"start": [6, 0, 8], "stop": [15, 11, 25], "context": [2, 4, 4]}},
-    {"inference": {"augment": {"mirror": ["z", "y", "x"]}}},
+    {
+        "inference": {"augment": {"mirror": ["z", "y", "x"]}},
+        "model": {"channels": [{}, {}]},
+    },
     {"inference": {"blend": {"gaussian": 0.125, "floor": "nnunet"}}},
     {"inference": {"patch_shape": [4, 16, 16], "patch_overlap": [0, 0, 0]}},
     {"input": {"resample": {"voxel_size_nm": [32, 12, 12], "order": 3}}},
-    {"output": {"preview": {"path": "PREVIEW", "scale": [2, 2, 2], "dtype": "float32"}}},
+    {
+        "output": {
+            "preview": {"scale": [2, 1, 1], "value_range": [-60, 60]},
+        }
+    },
 ]
 
 
