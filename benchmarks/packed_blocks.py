@@ -187,8 +187,13 @@ def write_job(folder: Path, name: str, target: Path) -> Path:
     path = folder / f"{name}.yaml"
     job = {
         "input": {"path": str(folder / name)},
-        "output": {"path": str(target), "dtype": "uint8"},
+        "output": {"path": str(target), "dtype": "uint8", "value_range": [0, 256]},
         "model": {"path": "identity"},
+        "inference": {
+            "patch_shape": [BLOCK] * 3,
+            "patch_overlap": [0] * 3,
+            "chunk_shape": [128, 256, 256],
+        },
     }
     path.write_text(yaml.safe_dump(job))
     return path
