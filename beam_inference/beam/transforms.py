@@ -26,7 +26,7 @@ from beam_inference.environment import use_one_heap
 from beam_inference.errors import Stage, WorkerFault
 from beam_inference.geometry.partition import in_runs, index_ranges
 from beam_inference.geometry.zyx import ceil_div
-from beam_inference.job.messages import Launch, Record
+from beam_inference.job.messages import Launch, Record, check_versions
 from beam_inference.job.runs import missing_runs, run_length_of, runs_of_list
 from beam_inference.worker.worker import Worker
 
@@ -213,7 +213,7 @@ class _WorkerDoFn(beam.DoFn):
         """Open stores and network, once per process."""
         use_one_heap()
         stop_sampling()
-        self._launch.check_versions()
+        check_versions(self._launch.versions)
         self._worker: Worker = self._shared.acquire(
             lambda: Worker(self._launch), tag=self._launch.id
         )
@@ -228,7 +228,7 @@ class InferChunks(_WorkerDoFn):
     def process(self, run: Run) -> Iterator[Record]:
         """Process the chunks of a run; a record is emitted once its chunk is durable."""
         for record in self._worker.infer_chunks(run):
-            _count(record)
+            count_record(record)
             yield record
 
 
@@ -251,7 +251,7 @@ class SumChunks(_WorkerDoFn):
         """Compute the patches that a run's chunks own, then emit those without a receipt."""
         for record in self._worker.sum_chunks(run):
             if record.outcome == "summed":  # the second stage reports all other outcomes
-                _count(record)
+                count_record(record)
         for chunk in self._worker.waiting_chunks(run):
             yield chunk // self._length, chunk
 
@@ -265,7 +265,7 @@ class SumShard(_WorkerDoFn):
     def process(self, run: Run) -> Iterator[Record]:
         """Compute the patches that a run's chunks own."""
         for record in self._worker.sum_chunks(run):
-            _count(record)
+            count_record(record)
             yield record
 
 
@@ -278,11 +278,11 @@ class MergeSeams(_WorkerDoFn):
     def process(self, run: tuple[int, Iterable[int]]) -> Iterator[Record]:
         """Finish chunks; a record is emitted once its chunk is durable."""
         for record in self._worker.merge_seams(sorted(set(run[1]))):
-            _count(record)
+            count_record(record)
             yield record
 
 
-def _count(record: Record) -> None:
+def count_record(record: Record) -> None:
     """Update Beam's metrics, which a runner may not keep: only receipts prove what is done."""
     Metrics.counter("beam_inference", f"chunks_{record.outcome}").inc()
     Metrics.counter("beam_inference", "read_bytes").inc(record.read_bytes)

@@ -37,6 +37,7 @@ _FIELDS = {
     "model": _Field("Network", "TEXT"),
     "weights": _Field("Weights", "TEXT", _SOURCE),
     "roi": _Field("Region of interest", "TEXT", f"^{_CORNER}:{_CORNER}$"),
+    "volume": _Field("Volume", "TEXT"),
     "resume": _Field("Resume", "BOOLEAN"),
     "max_failed_chunks": _Field("Bound of quarantined chunks", "NUMBER", "^[0-9]+$"),
     "chunks": _Field("Chunks", "TEXT"),

@@ -13,6 +13,7 @@ from beam_inference.cli.command import Options, add_logging
 from beam_inference.models.trust import Trust
 
 if TYPE_CHECKING:
+    from beam_inference.config.cohort import Cohort
     from beam_inference.config.job import JobConfig
     from beam_inference.launch.launched_job import LaunchedJob
 
@@ -57,9 +58,11 @@ class OverrideOptions(Options):
 
     Attributes:
         overrides: ``key.key=value`` each; they replace what the job file says.
+        volume: the volume, of a job file with several; None for the only one, or for all.
     """
 
     overrides: Sequence[str]
+    volume: str | None
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
@@ -83,7 +86,13 @@ class JobOptions(OverrideOptions):
         """Read the job file and apply the overrides."""
         from beam_inference.launch.job_files import load_job
 
-        return load_job(self.job, self.overrides)
+        return load_job(self.job, self.overrides, self.volume)
+
+    def load_all(self) -> JobConfig | Cohort:
+        """Read the job file and apply the overrides; of several volumes all, if none is named."""
+        from beam_inference.launch.job_files import load_jobs
+
+        return self.load() if self.volume is not None else load_jobs(self.job, self.overrides)
 
 
 def load_launched_job(options: JobOptions, consequence: str) -> LaunchedJob:
@@ -143,6 +152,11 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
         type=_roi,
         metavar="START:STOP",
         help="the box to produce, such as 0x0x0:64x512x512 (z, y, x)",
+    )
+    group.add_argument(
+        "--volume",
+        metavar="NAME",
+        help="only this volume, of a job file with several",
     )
     group.add_argument(
         "--set",

@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from beam_inference.cli.argument_types import seed, share
 from beam_inference.cli.command import Subparsers, add_command, set_action
@@ -17,6 +18,9 @@ from beam_inference.cli.job_options import (
     load_launched_job,
 )
 from beam_inference.errors import COMPLETE, FAILED, ConfigError
+
+if TYPE_CHECKING:
+    from beam_inference.config.cohort import Cohort
 
 WATCH_SECONDS = 5.0
 """Pause of ``status --watch``, at least."""
@@ -152,8 +156,13 @@ def _print_status(options: StatusOptions) -> _Progress:
         print_status,
         status_values,
     )
+    from beam_inference.config.cohort import Cohort
+    from beam_inference.launch.launched_job import find_launched_job
 
-    launched = load_launched_job(options, "nothing to tell")
+    jobs = options.load_all()
+    if isinstance(jobs, Cohort):
+        return _print_status_of_volumes(jobs, options)
+    launched = find_launched_job(jobs, "nothing to tell")
     progress = launched.status()
     pyramid = launched.pyramid_status()
     shards = launched.shard_progress()
@@ -172,6 +181,27 @@ def _print_status(options: StatusOptions) -> _Progress:
     )
 
 
+def _print_status_of_volumes(cohort: Cohort, options: StatusOptions) -> _Progress:
+    """Print how far the volumes of a job are."""
+    from beam_inference.cli.cohort_text import cohort_status_values, print_cohort_status
+    from beam_inference.cli.status_text import as_json, print_crew
+    from beam_inference.launch.launched_cohort import find_launched_volumes
+
+    volumes = find_launched_volumes(cohort, "nothing to tell")
+    statuses = {each.name: None if each.job is None else each.job.status() for each in volumes}
+    faults = {each.name: each.fault for each in volumes if each.fault is not None}
+    if options.json:
+        print(as_json(cohort_status_values(statuses, faults)))
+    else:
+        print_cohort_status(statuses, faults)
+        print_crew([sign for each in volumes if each.job is not None for sign in each.job.crew()])
+    to_come = {name: status for name, status in statuses.items() if name not in faults}
+    return _Progress(
+        is_finished=all(status is not None and not status.missing for status in to_come.values()),
+        is_damaged=any(status is not None and status.damaged for status in statuses.values()),
+    )
+
+
 def verify(options: VerifyOptions) -> int:
     """Check whether a job is complete, and print what was found."""
     from rich.console import Console
@@ -182,12 +212,17 @@ def verify(options: VerifyOptions) -> int:
         print_verification,
         verification_values,
     )
+    from beam_inference.config.cohort import Cohort
+    from beam_inference.launch.launched_job import find_launched_job
 
     if options.recompute is None and (options.seed is not None or options.trust):
         raise ConfigError(
             "--seed, --allow_pickle and --trust_model belong to --recompute: give it a share, too"
         )
-    launched = load_launched_job(options, "nothing to verify")
+    jobs = options.load_all()
+    if isinstance(jobs, Cohort):
+        return _verify_volumes(jobs, options)
+    launched = find_launched_job(jobs, "nothing to verify")
     with Console(stderr=True).status("verifying") as line:
         report = launched.verify(
             deep=options.deep,
@@ -210,10 +245,48 @@ def verify(options: VerifyOptions) -> int:
     return COMPLETE if values["complete"] else FAILED
 
 
+def _verify_volumes(cohort: Cohort, options: VerifyOptions) -> int:
+    """Check whether all volumes of a job are complete, and print what was found."""
+    from rich.console import Console
+
+    from beam_inference.cli.cohort_text import (
+        cohort_verification_values,
+        print_cohort_verification,
+    )
+    from beam_inference.cli.status_text import as_json
+    from beam_inference.launch.launched_cohort import find_launched_volumes
+
+    if options.recompute is not None:
+        raise ConfigError(
+            "--recompute is for one volume, and the job file has several: name one with --volume"
+        )
+    volumes = find_launched_volumes(cohort, "nothing to verify")
+    with Console(stderr=True).status("verifying"):
+        reports = {
+            each.name: None if each.job is None else each.job.verify(deep=options.deep)
+            for each in volumes
+        }
+    values = cohort_verification_values(reports, deep=options.deep)
+    with suppress(BrokenPipeError):
+        if options.json:
+            print(as_json(values))
+        else:
+            print_cohort_verification(reports, deep=options.deep)
+        sys.stdout.flush()
+    return COMPLETE if values["complete"] else FAILED
+
+
 def cancel(options: JobOptions) -> int:
     """Tell all launches of a job to stop."""
-    launched = load_launched_job(options, "nothing to cancel")
-    stopped = launched.cancel()
+    from beam_inference.config.cohort import Cohort
+    from beam_inference.launch.launched_cohort import cancel_volumes, find_launched_volumes
+    from beam_inference.launch.launched_job import find_launched_job
+
+    jobs = options.load_all()
+    if isinstance(jobs, Cohort):
+        stopped = [*cancel_volumes(find_launched_volumes(jobs, "nothing to cancel")).values()]
+    else:
+        stopped = find_launched_job(jobs, "nothing to cancel").cancel()
     if not stopped:
         print("no launch of this job is under way")
     for note in stopped:

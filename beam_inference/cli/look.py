@@ -87,6 +87,7 @@ def view(options: ViewOptions) -> int:
     return look(
         options.things,
         options.overrides,
+        volume=options.volume,
         patches=options.patches,
         bind=options.bind,
         port=options.port,

@@ -59,9 +59,9 @@ def _add_schema(subparsers: Subparsers) -> None:
 
 def schema(_: Options) -> int:
     """Print the job file's JSON schema."""
-    from beam_inference.config.job import JobConfig
+    from beam_inference.config.cohort import job_schema
 
-    print(json.dumps(JobConfig.model_json_schema(), indent=2))
+    print(json.dumps(job_schema(), indent=2))
     return COMPLETE
 
 

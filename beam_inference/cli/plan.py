@@ -12,6 +12,7 @@ from beam_inference.cli.job_options import JobOptions, TrustOptions, add_job, ad
 from beam_inference.errors import COMPLETE, ConfigError
 
 if TYPE_CHECKING:
+    from beam_inference.config.cohort import Cohort
     from beam_inference.launch.planned_job import PlannedJob
 
 CHUNK_TIME_VARIATION = 0.3
@@ -92,6 +93,7 @@ def add(subparsers: Subparsers) -> None:
 def plan(options: PlanOptions) -> int:
     """Print the size of a job, the best chunk shapes for it, or an estimate of time and cost."""
     from beam_inference.cli.plan_text import print_plan
+    from beam_inference.config.cohort import Cohort
     from beam_inference.launch.cost import job_totals
     from beam_inference.launch.output_pyramid import add_pyramids, plan_output_pyramids
     from beam_inference.launch.planned_job import plan_job
@@ -102,7 +104,10 @@ def plan(options: PlanOptions) -> int:
     has_prices = options.prices is not None or options.worker_price is not None
     if has_prices and (options.suggest or not options.calibrate):
         raise ConfigError("prices are used only with --calibrate, without --suggest")
-    job = plan_job(options.load())
+    config = options.load_all()
+    if isinstance(config, Cohort):
+        return _plan_volumes(config, options)
+    job = plan_job(config)
     if options.suggest:
         return _suggest(job, options)
     if options.calibrate:
@@ -110,6 +115,24 @@ def plan(options: PlanOptions) -> int:
     pyramids = plan_output_pyramids(job)
     stored = stored_size(job, add_pyramids(job_totals(job), pyramids.values()), pyramids)
     print_plan(job, pyramids, stored, as_json=options.json)
+    return COMPLETE
+
+
+def _plan_volumes(cohort: Cohort, options: PlanOptions) -> int:
+    from beam_inference.cli.cohort_text import cohort_plan_values, print_cohort_plan
+    from beam_inference.cli.status_text import as_json
+    from beam_inference.launch.planned_cohort import plan_cohort
+
+    if options.suggest or options.calibrate:
+        raise ConfigError(
+            "--suggest and --calibrate are for one volume, and the job file has several: name one "
+            "with --volume"
+        )
+    planned = plan_cohort(cohort)
+    if options.json:
+        print(as_json(cohort_plan_values(planned)))
+    else:
+        print_cohort_plan(planned)
     return COMPLETE
 
 

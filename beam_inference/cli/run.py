@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from beam_inference.beam.dataflow_gpus import (
     GpuOptions,
@@ -33,6 +33,9 @@ from beam_inference.cli.terminal import print_to_stderr
 from beam_inference.errors import TRY_AGAIN, AskedToStop, ConfigError
 from beam_inference.job.shards import Shard
 from beam_inference.launch.schedulers import shard_of_scheduler
+
+if TYPE_CHECKING:
+    from beam_inference.config.cohort import Cohort
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +220,11 @@ def _run(options: RunOptions) -> int:
     from beam_inference.cli.status_text import as_json, outcome_values, print_outcome
 
     chosen = shard_of_scheduler(os.environ) if options.shard == "auto" else options.shard
-    config = options.load()
+    from beam_inference.config.cohort import Cohort
+
+    config = options.load_all()
+    if isinstance(config, Cohort):
+        return _run_volumes(options, config)
     from beam_inference.launch.run_job import run_job  # slow: a mistake in the job is told before
 
     flags = _flags_with_gpus(options)
@@ -248,6 +255,38 @@ def _run(options: RunOptions) -> int:
                 options.command_line,
                 ["beam-inference", "view", options.job, *settings],
             )
+        sys.stdout.flush()
+    return outcome.exit_code
+
+
+def _run_volumes(options: RunOptions, cohort: Cohort) -> int:
+    """Run all volumes of a job file, and print the outcome."""
+    from beam_inference.cli.cohort_text import cohort_outcome_values, print_cohort_outcome
+    from beam_inference.cli.status_text import as_json
+
+    if options.chunks or options.redo or options.sample is not None or options.shard is not None:
+        raise ConfigError(
+            "--chunks, --redo, --sample and --shard are for one volume, and the job file has "
+            "several: name one with --volume"
+        )
+    from beam_inference.launch.cohort import run_cohort
+
+    flags = _flags_with_gpus(options)
+    check_device(next(iter(cohort.volumes.values())).inference.device, options.gpus, flags)
+    with print_to_stderr() if options.json else nullcontext():
+        outcome = run_cohort(
+            cohort,
+            flags,
+            stop_after=options.stop_after,
+            overwrite=options.overwrite,
+            trust=options.trust,
+            claims=not options.no_claims,
+        )
+    with suppress(BrokenPipeError):
+        if options.json:
+            print(as_json(cohort_outcome_values(outcome, cohort)))
+        else:
+            print_cohort_outcome(outcome, options.command_to_continue)
         sys.stdout.flush()
     return outcome.exit_code
 

@@ -12,10 +12,12 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from beam_inference.cli.command import Subparsers, add_command, set_action
-from beam_inference.cli.job_options import JobOptions, add_job, load_launched_job
+from beam_inference.cli.job_options import JobOptions, add_job
 from beam_inference.errors import COMPLETE
 
 if TYPE_CHECKING:
+    from beam_inference.config.cohort import Cohort
+    from beam_inference.config.job import JobConfig
     from beam_inference.job.tasks import Task
 
 STATES = ("done", "quarantined", "summed", "missing")
@@ -50,21 +52,38 @@ def add(subparsers: Subparsers) -> None:
 
 def tasks(options: TasksOptions) -> int:
     """Print the chunks of a job."""
-    from beam_inference.job.tasks import list_tasks
+    from beam_inference.config.cohort import Cohort
 
-    launched = load_launched_job(options, "nothing to list")
-    listed = list_tasks(launched.job, launched.state)
-    wanted = (task for task in listed if options.state in (None, task.state))
+    jobs = options.load_all()
+    wanted = (each for each in _list_all(jobs) if options.state in (None, each[1].state))
     with suppress(BrokenPipeError):  # whoever reads may have seen enough
         if options.csv:
-            _print_csv(wanted)
+            _print_csv(wanted, has_volumes=isinstance(jobs, Cohort))
         elif options.json:
             _print_json(wanted)
         else:
-            for task in wanted:
-                print(f"{task.chunk} {_box_text(task)} {task.state}")
+            for volume, task in wanted:
+                name = "" if volume is None else f"{volume} "
+                print(f"{name}{task.chunk} {_box_text(task)} {task.state}")
         sys.stdout.flush()
     return COMPLETE
+
+
+def _list_all(jobs: JobConfig | Cohort) -> Iterator[tuple[str | None, Task]]:
+    """The chunks of a job, each with the name of its volume where the job has several."""
+    from beam_inference.config.cohort import Cohort
+    from beam_inference.job.tasks import list_tasks
+    from beam_inference.launch.launched_cohort import find_launched_volumes
+    from beam_inference.launch.launched_job import find_launched_job
+
+    if isinstance(jobs, Cohort):
+        for each in find_launched_volumes(jobs, "nothing to list"):
+            if each.job is not None:
+                listed = list_tasks(each.job.job, each.job.state)
+                yield from ((each.name, task) for task in listed)
+        return
+    launched = find_launched_job(jobs, "nothing to list")
+    yield from ((None, task) for task in list_tasks(launched.job, launched.state))
 
 
 def _box_text(task: Task) -> str:
@@ -72,19 +91,22 @@ def _box_text(task: Task) -> str:
     return ",".join(f"{a}:{b}" for a, b in zip(task.box.start, task.box.stop, strict=True))
 
 
-def _print_csv(tasks: Iterator[Task]) -> None:
+def _print_csv(tasks: Iterator[tuple[str | None, Task]], *, has_volumes: bool) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["chunk", "z0", "z1", "y0", "y1", "x0", "x1", "state"])
-    for task in tasks:
+    named = ["volume"] if has_volumes else []
+    writer.writerow([*named, "chunk", "z0", "z1", "y0", "y1", "x0", "x1", "state"])
+    for volume, task in tasks:
         bounds = chain.from_iterable(zip(task.box.start, task.box.stop, strict=True))
-        writer.writerow([task.chunk, *bounds, task.state])
+        name = [] if volume is None else [volume]
+        writer.writerow([*name, task.chunk, *bounds, task.state])
 
 
-def _print_json(tasks: Iterator[Task]) -> None:
+def _print_json(tasks: Iterator[tuple[str | None, Task]]) -> None:
     """Print a JSON array, one object a line, without holding all of them."""
     separator = "["
-    for task in tasks:
-        values = {
+    for volume, task in tasks:
+        named = {} if volume is None else {"volume": volume}
+        values = named | {
             "chunk": task.chunk,
             "start": task.box.start,
             "stop": task.box.stop,

@@ -41,13 +41,25 @@ def parse_job_text(
     Raises:
         ConfigError: it is no YAML, or the job is not valid; the message names every fault.
     """
+    values = parse_job_values(text, source)
     try:
-        values = parse_yaml(text)
         for override in overrides:
-            _override(values, override)
+            override_value(values, override)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     return parse_job(values, folder, source)
+
+
+def parse_job_values(text: str, source: str) -> object:
+    """Read the YAML of a job file, whose keys are not looked at.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def parse_job(values: object, folder: str | Path, source: str = "the job") -> JobConfig:
@@ -75,7 +87,12 @@ def parse_job(values: object, folder: str | Path, source: str = "the job") -> Jo
         raise ConfigError("\n".join([f"{source} is not a valid job:", *faults])) from None
 
 
-def _override(values: Any, override: str) -> None:
+def override_value(values: Any, override: str) -> None:
+    """Put the value of ``key.key=value``, which is YAML, into the values of a job file.
+
+    Raises:
+        ConfigError: it is none, or leads to no key.
+    """
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(

@@ -24,6 +24,22 @@ def own_versions() -> str:
     return f"beam-inference {beam_inference.__version__}, apache-beam {version('apache-beam')}"
 
 
+def check_versions(versions: str) -> None:
+    """Check that a worker has the versions that its launch was made with.
+
+    Args:
+        versions: those of the launch.
+
+    Raises:
+        WorkerFault: it has others, and may compute something else.
+    """
+    if versions != (own := own_versions()):
+        raise WorkerFault(
+            f"the launch was made with {versions}, but this worker on {socket.gethostname()} has "
+            f"{own}: install the same versions on all workers"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of a job, as its workers need to know it: small, and picklable.
@@ -57,18 +73,6 @@ class Launch:
     shard: Shard | None = None
     claim_length: int | None = None
     versions: str = field(default_factory=own_versions)
-
-    def check_versions(self) -> None:
-        """Check that a worker has the versions that the launch was made with.
-
-        Raises:
-            WorkerFault: it has others, and may compute something else.
-        """
-        if self.versions != (own := own_versions()):
-            raise WorkerFault(
-                f"the launch was made with {self.versions}, but this worker on "
-                f"{socket.gethostname()} has {own}: install the same versions on all workers"
-            )
 
     def read_job(self) -> ResolvedJob:
         """Return the job, which each process parses once."""

@@ -17,10 +17,13 @@ file                                          content
 ``claims/FINGERPRINT/STAGE/LENGTH/N.json``    which worker does the Nth stretch of LENGTH chunks
 ``workers/ID.json``                           sign of life of a worker that has claims
 ``once/NAME``                                 what one worker does, or has done, for all
+``launches/ID.launch``                        with several volumes, what workers need to know
 ``launches/ID.started``                       when and where a launch began
 ``launches/ID.chunks``                        the chunks that a launch does, where only some
 ``launches/ID.stop``                          asks a launch's workers to start no further chunk
 ``launches/ID.json``                          how a launch ended
+``fault.json``                                with several volumes, why this one could not be opened
+``volumes/NAME/…``                            with several volumes, the state folder of one
 ============================================  ======================================================
 
 Records of chunks lie in folders of 4096, under the fingerprint of their job, so that a worker of
@@ -49,6 +52,7 @@ from beam_inference.config.fields import Frozen
 from beam_inference.config.job import JobConfig
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
+from beam_inference.foreign_text import clean_text
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER, ChunkEntries, folders
 from beam_inference.job.crew_records import CrewRecords
 from beam_inference.job.receipt_faults import first_receipt_fault, receipt_fault
@@ -221,10 +225,11 @@ class State:
         """Remove a receipt that cannot be believed, unless its chunk was done again meanwhile."""
         self._entries("receipts").remove_unchanged(damaged.chunk, damaged.generation)
 
-    def forget_chunk(self, chunk: int) -> None:
-        """Remove the receipts of a chunk, of both stages: all of it is to be done again."""
-        for folder in ("receipts", "sums"):
-            self._entries(folder).remove(chunk)
+    def forget_chunks(self, chunks: Iterable[int]) -> None:
+        """Remove the receipts of chunks, of both stages: all of these are to be done again."""
+        for chunk in chunks:
+            for folder in ("receipts", "sums"):
+                self._entries(folder).remove(chunk)
 
     def set_receipts_aside(self, chunks: Iterable[int], launch: str) -> None:
         """Take their receipts from those of some chunks that have one: they are to be done again.
@@ -401,6 +406,34 @@ class State:
         """URL of the list that :meth:`write_chunks` writes."""
         return f"{self.url}/launches/{launch}.chunks"
 
+    def write_launch(self, launch: str, text: str) -> None:
+        """Record what workers need to know of a launch, where it has several volumes."""
+        self._write(f"launches/{launch}.launch", text)
+
+    def read_launch(self, launch: str) -> bytes:
+        """Read what workers need to know of a launch.
+
+        Raises:
+            WorkerFault: it is gone.
+        """
+        text = self._read(f"launches/{launch}.launch")
+        if text is None:
+            raise WorkerFault(f"{self.url}/launches/{launch}.launch is gone: run the job again")
+        return text
+
+    def write_fault(self, cause: str | None) -> None:
+        """Record why a volume could not be opened; None where it was opened since."""
+        self._write("fault.json", None if cause is None else json.dumps({"cause": cause}))
+
+    def read_fault(self) -> str | None:
+        """Read why a volume could not be opened at the last launch; None if it was."""
+        text = self._read("fault.json")
+        if text is None:
+            return None
+        with suppress(ValueError, KeyError, TypeError):
+            return clean_text(str(json.loads(text)["cause"]))
+        return "its fault.json is damaged"
+
     def request_stop(self, launch: str) -> None:
         """Ask the workers of a launch, wherever they are, to start no further chunk."""
         self._write(f"launches/{launch}.stop", "")
@@ -456,7 +489,7 @@ class State:
         """Delete everything that this class writes, of all jobs; job.json comes last."""
         for folder in _FOLDERS:
             delete_folder(self._store, self.url, folder)
-        for key in ("quarantine.jsonl", _SHARDS, "job.json"):
+        for key in ("quarantine.jsonl", "fault.json", _SHARDS, "job.json"):
             self._write(key, None)
 
     def _entries(self, folder: str) -> ChunkEntries:

@@ -476,6 +476,18 @@ def batch_size_request(config: JobConfig, earlier: ResolvedJob | None) -> BatchS
     return batch_size
 
 
+def with_known_device(config: JobConfig, known: ResolvedJob) -> JobConfig:
+    """The job file with device and threads of another job of the same network, where left open."""
+    inference = config.inference
+    before = known.config.inference
+    update: dict[str, object] = {}
+    if inference.device == "auto":
+        update["device"] = kind_of(before.device)
+    if inference.threads is None:
+        update["threads"] = before.threads
+    return config.model_copy(update={"inference": inference.model_copy(update=update)})
+
+
 def warn_of_smaller_batch(config: JobConfig, earlier: ResolvedJob) -> None:
     """Warn where a job keeps a smaller batch than its file requests."""
     if config.inference.batch_size == earlier.requested_batch_size:

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 from pydantic import ValidationError
 
+from beam_inference.config.cohort import (
+    VOLUMES,
+    Cohort,
+    Row,
+    parse_cohort,
+    parse_table,
+    rows_of_list,
+)
 from beam_inference.config.job import JobConfig
-from beam_inference.config.job_file import parse_job_text
+from beam_inference.config.job_file import absolute_path, parse_job_text, parse_job_values
 from beam_inference.config.storage import check_url
 from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError, VolumeError
@@ -26,8 +36,13 @@ from beam_inference.volumes.kvstores import LOCAL, read_file, storage_of_environ
 if TYPE_CHECKING:
     from beam_inference.launch.cost import Prices
 
+_LISTED = 10
+"""Most names of volumes that a message lists."""
 
-def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
+
+def load_job(
+    path: str | Path, overrides: Sequence[str] = (), volume: str | None = None
+) -> JobConfig:
     """Read a job file from a path or URL and apply ``key.key=value`` overrides (values are YAML).
 
     Paths without a scheme, in the file as in overrides, are relative to the job file's folder.
@@ -37,14 +52,30 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     Args:
         path: path or URL of the job file.
         overrides: changes to its keys, such as ``output.path=gs://bucket/out``.
+        volume: the volume whose job is wanted, of a job file with several.
 
     Returns:
         The job, with absolute paths.
 
     Raises:
         ConfigError: the file is absent or no YAML, or the job is not valid; the message names every
-            fault.
+            fault. Or it has several volumes, and none is named.
     """
+    jobs = load_jobs(path, overrides)
+    if isinstance(jobs, Cohort):
+        if volume is None:
+            raise ConfigError(
+                f"{path} has several volumes, and this is for one: name it with --volume, one of "
+                f"{', '.join([*jobs.volumes][:_LISTED])}{' …' * (len(jobs.volumes) > _LISTED)}"
+            )
+        return jobs.of(volume)
+    if volume is not None:
+        raise ConfigError(f"--volume {volume}: {path} has no key {VOLUMES}: leave it out")
+    return jobs
+
+
+def load_jobs(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig | Cohort:
+    """Read a job file of one volume, or of several; see :func:`load_job`."""
     url = str(path)
     check_url(url, "the job file")
     try:
@@ -60,8 +91,48 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
         raise ConfigError(
             f"cannot read the job file {url}: {getattr(error, 'strerror', None) or error}"
         ) from None
-    job = parse_job_text(text, folder, url, overrides)
+    values = parse_job_values(text, url)
+    if not isinstance(values, dict) or VOLUMES not in values:
+        return _with_storage(parse_job_text(text, folder, url, overrides))
+    rows = _find_rows(values.pop(VOLUMES), folder, url)
+    cohort = parse_cohort(values, rows, folder, url, overrides)
+    volumes = {name: _with_storage(job) for name, job in cohort.volumes.items()}
+    return replace(cohort, volumes=volumes)
+
+
+def _with_storage(job: JobConfig) -> JobConfig:
     return job.model_copy(update={"storage": storage_of_environment(job.storage)})
+
+
+def _find_rows(listed: object, folder: str | Path, source: str) -> list[Row]:
+    """The rows of a job file of several volumes: listed there, in a table, or found by a pattern.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    if isinstance(listed, list):
+        return rows_of_list(listed, source)
+    if not isinstance(listed, str):
+        raise ConfigError(
+            f"{source}: {VOLUMES}: expected a list, a CSV file, or a pattern such as scans/*.zarr"
+        )
+    path = absolute_path(listed, folder)
+    if path.endswith(".csv"):
+        check_url(path, VOLUMES)
+        try:
+            text = read_file(url_of(path), storage_of_environment(LOCAL)).decode("utf-8-sig")
+        except (VolumeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: {VOLUMES}: cannot read {path}: {error}") from None
+        return parse_table(text, path)
+    if "://" in path or not any(sign in path for sign in "*?["):
+        raise ConfigError(
+            f"{source}: {VOLUMES}: {listed} is neither a CSV file (….csv) nor a pattern of local "
+            "paths, such as scans/*.zarr. List volumes in a bucket in a table"
+        )
+    found = sorted(glob(path))
+    if not found:
+        raise ConfigError(f"{source}: {VOLUMES}: nothing is called {path}")
+    return [{"input": each} for each in found]
 
 
 def load_prices(path: str) -> Prices:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import apache_beam as beam
 
+from beam_inference.beam.cohort import InferVolumes
 from beam_inference.beam.stages import DoStages
 from beam_inference.beam.transforms import InferVolume
 from beam_inference.errors import WorkerFault
+from beam_inference.job.cohort import CohortLaunch
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.records import LaunchSummary
 from beam_inference.job.stage_job import StageJob
@@ -49,6 +51,33 @@ def build(
         )
 
 
+def build_volumes(
+    pipeline: beam.Pipeline,
+    launch: CohortLaunch,
+    exchanging: Mapping[str, bool],
+    workers: int = 1,
+) -> None:
+    """Apply a job of several volumes to a pipeline: their chunks, then the summary of each.
+
+    Args:
+        pipeline: the pipeline.
+        launch: the launch.
+        exchanging: the volumes to do, by name, and whether by ``strategy: exchange``.
+        workers: worker processes that run at a time, as far as known.
+    """
+    _ = (
+        pipeline
+        | "InferVolumes" >> InferVolumes(launch, exchanging, workers)
+        | "CountOutcomes" >> beam.CombinePerKey(CountOutcomes())
+        | "WriteSummaries" >> beam.Map(_write_summary_of_volume, launch)
+    )
+
+
+def _write_summary_of_volume(counted: tuple[str, dict[str, int]], launch: CohortLaunch) -> None:
+    name, counts = counted
+    launch.volume_state(name).write_summary(launch.id, _summary_of(counts))
+
+
 class CountOutcomes(beam.CombineFn):
     """Counts outcomes of records: strings come in, a dict goes out."""
 
@@ -70,6 +99,15 @@ class CountOutcomes(beam.CombineFn):
         return dict(accumulator)
 
 
+def _summary_of(counts: Mapping[str, int]) -> LaunchSummary:
+    return LaunchSummary(
+        done=counts.get("done", 0),
+        skipped=counts.get("skipped", 0),
+        quarantined=counts.get("quarantined", 0),
+        summed=counts.get("summed", 0),
+    )
+
+
 def _outcome(record: Record) -> str:
     return record.outcome
 
@@ -81,12 +119,7 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
         WorkerFault: more chunks were quarantined than ``job.max_failed_chunks`` allows, so that the
             runner says failed.
     """
-    summary = LaunchSummary(
-        done=counts.get("done", 0),
-        skipped=counts.get("skipped", 0),
-        quarantined=counts.get("quarantined", 0),
-        summed=counts.get("summed", 0),
-    )
+    summary = _summary_of(counts)
     job = launch.read_job()
     state = launch.state()
     state.write_summary(launch.id, summary)

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import metadata
 
 from beam_inference.config.definite import DefiniteConfig, EngineSettings, make_definite
@@ -38,6 +39,7 @@ from beam_inference.job.resolved_job import (
 from beam_inference.job.runs import claim_length_of
 from beam_inference.job.shards import Shard
 from beam_inference.job.state import State, default_state_url
+from beam_inference.launch import decide
 from beam_inference.launch.checks import check_paths, check_shard
 from beam_inference.launch.decide import (
     batch_size_request,
@@ -61,6 +63,7 @@ from beam_inference.launch.resume import (
     check_receipts,
     check_same,
     check_same_engine,
+    check_same_network,
 )
 from beam_inference.launch.strategy import cheaper_strategy
 from beam_inference.launch.witnesses import find_comparable
@@ -89,6 +92,8 @@ def prepare(
     shard: Shard | None = None,
     workers: int = 1,
     claims: bool = False,
+    launch_id: str | None = None,
+    known: KnownNetwork | None = None,
 ) -> Launch:
     """Check all of a job, then create its output and its state, or go on with those of before.
 
@@ -106,6 +111,8 @@ def prepare(
         workers: worker processes that run at a time, if known.
         claims: whether workers claim what they do, so that several launches share the chunks. Those
             that do only some of the chunks do not.
+        launch_id: name of the launch; by default a new one.
+        known: the network as the job of another volume has it, which this one shares.
 
     Returns:
         What the workers need to know.
@@ -117,20 +124,17 @@ def prepare(
     check_paths(config, place)
     state = State(default_state_url(config), config.storage)
     earlier = None if overwrite else _load_earlier(state, shard)
-    if earlier is not None:
-        warn_of_smaller_batch(config, earlier)
-        if config.inference.engine in CHOOSE:
-            # The earlier engine is kept, and may not exist on another device or in other digits.
-            check_same_engine(config, earlier, state.url, ("device", "precision"))
+    config = _with_earlier_choices(config, earlier, known, state)
     planned = plan_job(config, place, workers, earlier)
+    is_done = earlier is not None and not redo and _is_done(state, earlier, shard)
     job, quantized = _resolve_what_is_left(
-        planned, place, earlier, state, shard, trust=trust, redo=redo
+        planned, place, earlier, state, known, is_done=is_done, trust=trust
     )
     owner = owner_of(job, state.url)
     damaged = [] if overwrite else _check_earlier_launches(planned, job, state)
     if planned.output_exists:
         read_provenance(config.output.path, config.storage)  # what cannot be read is told now
-    launch_id = uuid.uuid4().hex[:12]
+    launch_id = launch_id or uuid.uuid4().hex[:12]
     chosen = _sample(job, *sample) if sample is not None else choose_chunks(chunks, job)
     inference = job.config.inference
     needs = NetworkNeeds.of_engine(inference.engine, inference.batch_size, job.working_set_bytes)
@@ -161,13 +165,28 @@ def prepare(
         # Another first launch may have come before this one.
         recorded = state.create_job(job)
         check_same(recorded, job, state.url)
-        for chunk in damaged:
-            state.of(job).forget_chunk(chunk)
+        state.of(job).forget_chunks(damaged)
         _write_choice(state.of(job), launch.id, chosen, redo=redo)
-        if claims:
-            launch = _with_claims(launch, job, state, workers)
+        launch = _with_claims(launch, job, state, workers) if claims else launch
     _record_provenance(recorded, job, overwrite=overwrite)
     return launch
+
+
+def _with_earlier_choices(
+    config: JobConfig, earlier: ResolvedJob | None, known: KnownNetwork | None, state: State
+) -> JobConfig:
+    """The job file with what other volumes began with, if this one has not been launched.
+
+    Raises:
+        StateError: an earlier launch of the same job was on another device, or in other digits.
+    """
+    if earlier is None:
+        return config if known is None else decide.with_known_device(config, known.job)
+    warn_of_smaller_batch(config, earlier)
+    if config.inference.engine in CHOOSE:
+        # The earlier engine is kept, and may not exist on another device or in other digits.
+        check_same_engine(config, earlier, state.url, ("device", "precision"))
+    return config
 
 
 def _with_claims(launch: Launch, job: ResolvedJob, state: State, workers: int) -> Launch:
@@ -343,15 +362,29 @@ def _quantization_error(tried: TriedNetwork) -> QuantizationError | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class KnownNetwork:
+    """The network of a job of several volumes, as it was tried on one of them.
+
+    Attributes:
+        job: the job of that volume: engine, batch size and prediction bounds are those of all.
+        is_tried: whether this launch has tried the network; else the next volume with work left is
+            one to try it on.
+    """
+
+    job: ResolvedJob
+    is_tried: bool
+
+
 def _resolve_what_is_left(
     planned: PlannedJob,
     place: Place,
     earlier: ResolvedJob | None,
     state: State,
-    shard: Shard | None,
+    known: KnownNetwork | None,
     *,
+    is_done: bool,
     trust: Trust,
-    redo: bool,
 ) -> tuple[ResolvedJob, bytes | None]:
     """Resolve a job, with its network only if there are chunks left to do, or to do again.
 
@@ -359,19 +392,23 @@ def _resolve_what_is_left(
         The job; and its network of integers, if one was made now.
 
     Raises:
-        StateError: it was launched before, and is another job by now.
+        StateError: it was launched before, and is another job by now; or other volumes have
+            another network.
     """
-    if earlier is None:
+    before = earlier or (None if known is None else known.job)
+    if before is None:
         return _resolve(planned, place, None, None, trust=trust)
-    if not redo and _is_done(state, earlier, shard):
-        job = resolve_without_network(planned, earlier)
+    if is_done or (known is not None and known.is_tried):
+        job = resolve_without_network(planned, before)
+    else:
+        quantized = _read_quantized(planned, before, state)
+        job, _ = _resolve(planned, place, before, quantized, trust=trust)
+    if known is not None:
+        check_same_network(job, known.job, state.url)
+    if earlier is not None:
         check_same(earlier, job, state.url)
-        return job, None
-    quantized = _read_quantized(planned, earlier, state)
-    job, _ = _resolve(planned, place, earlier, quantized, trust=trust)
-    check_same(earlier, job, state.url)
-    if job.engine != earlier.engine:  # only where several may do the job
-        _check_agreement(job, state, place, trust=trust)
+        if not is_done and job.engine != earlier.engine:  # only where several may do the job
+            _check_agreement(job, state, place, trust=trust)
     return job, None
 
 
@@ -448,6 +485,7 @@ def resolve_without_network(planned: PlannedJob, earlier: ResolvedJob) -> Resolv
             bounds=_known(decide_prediction_bounds(config, earlier)),
             working_set_bytes=earlier.working_set_bytes,
             patch_seconds=earlier.patch_seconds,
+            requested_batch_size=earlier.requested_batch_size,
             quantization_error=earlier.quantization_error,
         ),
     )
@@ -507,7 +545,7 @@ def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
         working_set_bytes=network.working_set_bytes,
         patch_seconds=network.patch_seconds,
         quantization_error=network.quantization_error,
-        versions=_library_versions() | _extension_versions(network.config),
+        versions={**_library_versions(), **_extension_versions(network.config)},
         numerics=NUMERICS,
     )
 
@@ -609,7 +647,8 @@ def _extension_versions(config: DefiniteConfig) -> dict[str, str]:
     )
 
 
-def _library_versions() -> dict[str, str]:
+@cache
+def _library_versions() -> Mapping[str, str]:
     versions = {"python": platform.python_version()}
     for name in _RECORDED_VERSIONS:
         try:

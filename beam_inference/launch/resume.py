@@ -138,6 +138,34 @@ def _describe_normalize(earlier: ResolvedJob) -> object:
     return earlier.config.model.normalize if requested is None else dump_normalize(requested)
 
 
+def check_same_network(job: ResolvedJob, other: ResolvedJob, url: str) -> None:
+    """Refuse a volume whose network would answer otherwise than those of the job's other volumes.
+
+    Args:
+        job: the job of the volume.
+        other: the job of the volume that the network was tried on first.
+        url: URL of the volume's state folder.
+
+    Raises:
+        StateError: network, engine or batch size differ.
+    """
+    now = _describe_network(job)
+    there = _describe_network(other)
+    different = [key for key in {**now, **there} if now.get(key) != there.get(key)]
+    if different:
+        key = different[0]
+        raise StateError(
+            f"{url}: the network's {key} is {now.get(key)} here, and {there.get(key)} in the "
+            "volumes that this job began with, which all share. Restore it, or use another "
+            "job.state_path, or pass --overwrite to compute every volume again."
+        )
+
+
+def _describe_network(job: ResolvedJob) -> dict[str, object]:
+    batch_size = job.config.inference.batch_size
+    return {"sha256": job.model_sha256, **job.engine, "batch_size": batch_size}
+
+
 def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
     """Refuse to go on with a job other than the one that began; other versions are warned about.
 

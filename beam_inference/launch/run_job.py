@@ -171,6 +171,11 @@ class ChunksToDo:
             return self.state.count_receipts(*self.launch.chunk_range)
         return len(self.state.read_receipts(self.chunks))
 
+    @property
+    def is_done(self) -> bool:
+        """Whether every chunk of the whole job has a receipt, as far as a listing tells."""
+        return self.list_done_of_job() == self.count_of_job
+
     def was_stopped(self, execution: ExecutionResult | None) -> bool:
         """Whether the launch was asked to stop, here or by ``cancel``."""
         was_interrupted = execution is not None and execution.interrupted
@@ -219,7 +224,7 @@ def run_job(
         UserError: something is wrong with the job; nothing was created.
     """
     tries_again = shard is not None or stop_after is not None
-    ending = _Ending(
+    ending = Ending(
         deadline=None if stop_after is None else time.monotonic() + stop_after,
         exit_code=TRY_AGAIN if tries_again else INTERRUPTED,
     )
@@ -242,8 +247,8 @@ def run_job(
         return _find_shard_done(work) or _execute(work, [], setting, ending)
     pyramids = begin_all_scales(launch, overwrite=overwrite)
     # A pipeline that is staged for another to run is staged in any case.
-    is_staged = setting.options is not None and _template_of(setting.options) is not None
-    outcome = None if is_staged else _judge_finished(work, pyramids)
+    is_staged = setting.options is not None and template_of(setting.options) is not None
+    outcome = None if is_staged else judge_finished(work, pyramids)
     return outcome or _execute(work, pyramids, setting, ending)
 
 
@@ -263,7 +268,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ending:
+class Ending:
     """How a launch ends that is asked to stop.
 
     Attributes:
@@ -309,7 +314,7 @@ def settle(config: JobConfig, flags: Sequence[str]) -> Setting:
     return Setting(options, place, workers_of(options))
 
 
-def _judge_finished(work: ChunksToDo, pyramids: Sequence[Pyramid]) -> JobOutcome | None:
+def judge_finished(work: ChunksToDo, pyramids: Sequence[Pyramid]) -> JobOutcome | None:
     """Judge a launch that has nothing to do, pyramids included; None if there is something."""
     start = time.monotonic()
     count = work.count_of_job
@@ -323,10 +328,11 @@ def _judge_finished(work: ChunksToDo, pyramids: Sequence[Pyramid]) -> JobOutcome
         return None
     summary = LaunchSummary(done=0, skipped=work.count, quarantined=0)
     work.state.write_summary(work.launch.id, summary)
-    return _judge(work, pyramids, tally, time.monotonic() - start)
+    return judge(work, pyramids, tally, time.monotonic() - start)
 
 
-def _template_of(options: PipelineOptions) -> str | None:
+def template_of(options: PipelineOptions) -> str | None:
+    """Where a pipeline is staged for another to run; None where it is run."""
     from apache_beam.options.pipeline_options import GoogleCloudOptions, PortableOptions
 
     template = options.view_as(GoogleCloudOptions).template_location
@@ -334,7 +340,7 @@ def _template_of(options: PipelineOptions) -> str | None:
 
 
 def _execute(
-    work: ChunksToDo, pyramids: Sequence[Pyramid], setting: Setting, ending: _Ending
+    work: ChunksToDo, pyramids: Sequence[Pyramid], setting: Setting, ending: Ending
 ) -> JobOutcome:
     """Run a launch's pipeline to its end, and judge it."""
     from beam_inference.beam.execution import Stopping, execute
@@ -374,17 +380,17 @@ def _execute(
         Stopping(ending.deadline, ending.exit_code),
     )
     if launch.claim_length is not None:
-        _forget_signs(work)
+        forget_signs(work)
     if launch.shard is not None:
         outcome = _judge_shard(work, time.monotonic() - start, execution)
     else:
         tally = work.state.tally_receipts(work.count_of_job)
-        outcome = _judge(work, pyramids, tally, time.monotonic() - start, execution)
+        outcome = judge(work, pyramids, tally, time.monotonic() - start, execution)
         if work.chunks is not None:
             outcome = replace(outcome, redone=_compare_with_former(work, work.chunks))
     if outcome.exit_code == INTERRUPTED and execution.interrupted and not execution.by_person:
         outcome = replace(outcome, exit_code=ending.exit_code)
-    staged_at = _template_of(options)
+    staged_at = template_of(options)
     if staged_at and not execution.interrupted and execution.error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
     return outcome
@@ -404,7 +410,7 @@ def _compare_with_former(work: ChunksToDo, chunks: Sequence[int]) -> Redone | No
     return Redone(len(done), changed)
 
 
-def _forget_signs(work: ChunksToDo) -> None:
+def forget_signs(work: ChunksToDo) -> None:
     """Remove the signs of life of workers that have ended, which killed ones leave behind."""
     try:
         work.state.crew().forget_launch(work.launch.id)
@@ -528,7 +534,7 @@ def _judge_shard(work: ChunksToDo, seconds: float, execution: ExecutionResult | 
     )
 
 
-def _judge(
+def judge(
     work: ChunksToDo,
     pyramids: Sequence[Pyramid],
     tally: ReceiptTally,

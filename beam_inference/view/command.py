@@ -27,6 +27,7 @@ def look(
     things: Sequence[str],
     overrides: Sequence[str],
     *,
+    volume: str | None,
     patches: bool,
     bind: str,
     port: int,
@@ -50,7 +51,7 @@ def look(
         raise ConfigError(
             f"{overrides[0]} would change a job, but none is given: put its file first"
         )
-    job = load_job(jobs[0], overrides) if jobs else None
+    job = load_job(jobs[0], overrides, volume) if jobs else None
     view = view_of(job, volumes, patches=patches)
     for shown in view.shown:
         print(clean_text(f"{shown.name}: {shown.url}"), file=sys.stderr)

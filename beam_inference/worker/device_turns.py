@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 
@@ -62,7 +61,7 @@ class DeviceTurns:
         self._opened = opened
         self._inference = inference
         self._journal = journal
-        self._lock = threading.Lock()
+        self._lock = opened.turns
         self._health = ProcessHealth(opened)
 
     def infer(

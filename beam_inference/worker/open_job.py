@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from beam_inference.config.job import Network as NetworkConfig
 from beam_inference.config.operators import Operator
@@ -49,6 +50,21 @@ class OpenOutput:
     is_lossy: bool
 
 
+@dataclass
+class ProcessNetwork:
+    """The network of a process, for several jobs that share it.
+
+    Attributes:
+        predictor: the network on its device.
+        turns: held by whoever uses the device.
+        is_settled: whether it has been run in this process.
+    """
+
+    predictor: Predictor
+    turns: threading.Lock = field(default_factory=threading.Lock)
+    is_settled: bool = False
+
+
 @dataclass(frozen=True)
 class OpenJob:
     """A job with its stores and its network open, and the launch that works on it.
@@ -63,6 +79,7 @@ class OpenJob:
         mask: where the output is wanted.
         postprocessing: the steps between blended values and the output.
         predictor: the network on its device.
+        turns: held by whoever uses the device.
         normalize: maps stored values to the network's input.
         batch_size: patches per network call.
         watch: ends the process if the network does not answer.
@@ -78,16 +95,41 @@ class OpenJob:
     mask: OutputMask
     postprocessing: Postprocessing
     predictor: Predictor
+    turns: threading.Lock
     normalize: AnyNormalization
     batch_size: int
     watch: NetworkWatch
     seam_files: SeamFiles
 
 
-def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
-    """Open all that a launch's job needs; load its network, unless ``predictor`` is given.
+def load_job_network(launch: Launch) -> Predictor:
+    """Load the network of a launch's job.
+
+    Raises:
+        WorkerFault: its files are not those of the launch.
+        UserError: it cannot be loaded.
+    """
+    job = launch.read_job()
+    return _load_network(launch, job, _local_network(job))
+
+
+def _load_network(launch: Launch, job: ResolvedJob, model: NetworkConfig) -> Predictor:
+    sha256 = job.quantized_sha256
+    quantized = None if sha256 is None else launch.state().read_network(sha256)
+    return load_predictor(model, job.config.inference, trust=launch.trust, quantized=quantized)
+
+
+def open_job(
+    launch: Launch, predictor: Predictor | None = None, network: ProcessNetwork | None = None
+) -> OpenJob:
+    """Open all that a launch's job needs; load its network, unless one is given.
 
     A network that the launcher has not tried is tried here.
+
+    Args:
+        launch: the launch.
+        predictor: the network on its device, for this job alone.
+        network: the network of this process, which other jobs use, too.
 
     Raises:
         WorkerFault: the output is gone; the network's files, its engine or the operators' files
@@ -104,14 +146,16 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     operators = _local_operators(job)
     postprocessing = Postprocessing(job, mask, operators)
     model = _local_network(job)
-    if predictor is None:
-        sha256 = job.quantized_sha256
-        quantized = None if sha256 is None else state.read_network(sha256)
-        predictor = load_predictor(model, config.inference, trust=launch.trust, quantized=quantized)
-    _check_engine(predictor, job)
+    if network is None:
+        network = ProcessNetwork(predictor or _load_network(launch, job, model))
+    _check_engine(network.predictor, job)
     watch = NetworkWatch(config.job.timeouts.network)
-    predictor = watch.wrap_predictor(predictor)
-    batch_size = _first_calls(launch, job, input_volume, model, predictor, watch)
+    watched = watch.wrap_predictor(network.predictor)
+    batch_size = config.inference.patches_per_call
+    if not (network.is_settled and launch.contract_checked):
+        with network.turns:
+            batch_size = _first_calls(launch, job, input_volume, model, watched, watch)
+        network.is_settled = True
     # again: files may have been exchanged after they were hashed, and before they were loaded
     _check_operators(operators, job)
     _check_network(model, job)
@@ -124,7 +168,8 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
         previews=open_previews(job),
         mask=mask,
         postprocessing=postprocessing,
-        predictor=predictor,
+        predictor=watched,
+        turns=network.turns,
         normalize=normalization(config, input_volume.values_dtype),
         batch_size=batch_size,
         watch=watch,

@@ -15,7 +15,7 @@ from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.crew import ClaimedStage, Crew
 from beam_inference.worker.infer_stage import InferStage
 from beam_inference.worker.merge_stage import MergeStage
-from beam_inference.worker.open_job import OpenJob, open_job
+from beam_inference.worker.open_job import OpenJob, ProcessNetwork, open_job
 from beam_inference.worker.sum_stage import SumStage
 
 
@@ -51,6 +51,7 @@ class Worker:
     Args:
         launch: the launch to work for, from :func:`beam_inference.prepare`.
         predictor: the network on its device; by default the job's network is loaded.
+        network: the network of this process instead, which other jobs use, too.
         make_inference: makes what runs the network on chunks.
 
     Attributes:
@@ -68,9 +69,10 @@ class Worker:
         launch: Launch,
         *,
         predictor: Predictor | None = None,
+        network: ProcessNetwork | None = None,
         make_inference: Callable[[OpenJob], ChunkInference] = make_chunk_inference,
     ) -> None:
-        opened = open_job(launch, predictor)
+        opened = open_job(launch, predictor, network)
         steps = ChunkSteps(opened, make_inference(opened))
         self.job: ResolvedJob = opened.job
         self.state: State = opened.state

@@ -1,0 +1,200 @@
+"""What the commands print of several volumes: a line for some of them, or one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from beam_inference.cli.status_text import outcome_values, status_values, verification_values
+from beam_inference.config.fields import Json
+
+if TYPE_CHECKING:
+    from beam_inference.config.cohort import Cohort
+    from beam_inference.job.status import JobStatus
+    from beam_inference.job.verification import VerifyReport
+    from beam_inference.launch.cohort import CohortOutcome
+    from beam_inference.launch.planned_cohort import PlannedCohort
+
+_LISTED_VOLUMES = 20
+"""Most volumes that are listed one by one."""
+
+
+def cohort_outcome_values(outcome: CohortOutcome, cohort: Cohort) -> Json:
+    """The outcome of a launch of several volumes as JSON values."""
+    return {
+        "volumes": {
+            name: outcome_values(each, cohort.of(name)) for name, each in outcome.volumes.items()
+        },
+        "quarantined_volumes": dict(outcome.faults),
+        "complete_volumes": outcome.complete,
+        "chunks": outcome.chunks,
+        "done": outcome.done,
+        "seconds": outcome.seconds,
+        "error": outcome.error,
+        "state": cohort.state_url,
+    }
+
+
+def print_cohort_outcome(outcome: CohortOutcome, command: str) -> None:
+    """Print the outcome of a launch of several volumes, and what to do next.
+
+    Args:
+        outcome: the outcome.
+        command: the command that does what is missing.
+    """
+    if outcome.error:
+        print(f"the launch ended early: {outcome.error}")
+    count = len(outcome.volumes) + len(outcome.faults)
+    print(
+        f"{outcome.complete} of {count} volumes complete; {outcome.done} of {outcome.chunks} "
+        f"chunks done, in {outcome.seconds:.1f} s"
+    )
+    _print_lines(
+        f"volume {name}: {each.done} of {each.chunks} chunks done, {len(each.quarantined)} "
+        "quarantined"
+        + "".join(f"; chunk {record.chunk}: {record.cause}" for record in each.quarantined[:1])
+        for name, each in outcome.volumes.items()
+        if each.missing_of_job
+    )
+    _print_faults(outcome.faults)
+    if outcome.complete < count:
+        print(f"to do what is missing: {command}")
+    else:
+        print("complete")
+
+
+def _print_faults(faults: Mapping[str, str]) -> None:
+    _print_lines(f"quarantined: volume {name}: {cause}" for name, cause in faults.items())
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    """Print the first of some lines, and how many more there are."""
+    listed = list(lines)
+    for line in listed[:_LISTED_VOLUMES]:
+        print(line)
+    if len(listed) > _LISTED_VOLUMES:
+        print(f"… and {len(listed) - _LISTED_VOLUMES} more; --json lists all")
+
+
+def cohort_status_values(
+    statuses: Mapping[str, JobStatus | None], faults: Mapping[str, str]
+) -> Json:
+    """The progress of several volumes as JSON values; None for those that were not begun."""
+    known = [status for status in statuses.values() if status is not None]
+    return {
+        "volumes": {
+            name: None if status is None else status_values(status, None, None)
+            for name, status in statuses.items()
+        },
+        "quarantined_volumes": dict(faults),
+        "complete_volumes": sum(status.done == status.planned for status in known),
+        "chunks": sum(status.planned for status in known),
+        "done": sum(status.done for status in known),
+        "missing": sum(status.missing for status in known),
+        "quarantined": sum(status.quarantined for status in known),
+    }
+
+
+def print_cohort_status(
+    statuses: Mapping[str, JobStatus | None], faults: Mapping[str, str]
+) -> None:
+    """Print the progress of several volumes: together, and of each that is not complete."""
+    values = cohort_status_values(statuses, faults)
+    counts = (
+        f"{values['complete_volumes']} of {len(statuses)} volumes complete; {values['done']:,} of "
+        f"{values['chunks']:,} chunks done, {values['missing']:,} missing"
+    )
+    print(counts + (f", {values['quarantined']:,} quarantined" * bool(values["quarantined"])))
+    _print_lines(
+        f"volume {name}: "
+        + (
+            "not begun"
+            if status is None
+            else f"{status.done:,} of {status.planned:,} chunks done, {status.quarantined:,} "
+            "quarantined"
+        )
+        for name, status in statuses.items()
+        if name not in faults and (status is None or status.done < status.planned)
+    )
+    for name, status in statuses.items():
+        _print_lines(f"wrong: volume {name}: {line}" for line in (status.damaged if status else ()))
+    _print_faults(faults)
+
+
+def cohort_verification_values(reports: Mapping[str, VerifyReport | None], *, deep: bool) -> Json:
+    """The result of a verification of several volumes as JSON values."""
+    return {
+        "complete": all(report is not None and report.complete for report in reports.values()),
+        "deep": deep,
+        "volumes": {
+            name: None if report is None else verification_values(report, None, deep=deep)
+            for name, report in reports.items()
+        },
+    }
+
+
+def print_cohort_verification(reports: Mapping[str, VerifyReport | None], *, deep: bool) -> None:
+    """Print the result of a verification of several volumes."""
+    known = [report for report in reports.values() if report is not None]
+    complete = sum(report.complete for report in known)
+    done = sum(report.receipts for report in known)
+    count = sum(report.chunks for report in known)
+    print(f"{complete} of {len(reports)} volumes complete; {done} of {count} chunks have a receipt")
+    _print_lines(
+        f"volume {name}: " + ("not launched" if report is None else _describe_verification(report))
+        for name, report in reports.items()
+        if report is None or not report.complete
+    )
+    if complete == len(reports):
+        print("complete" + (", and every chunk reads back as it was written" if deep else ""))
+    else:
+        print("not complete")
+
+
+def _describe_verification(report: VerifyReport) -> str:
+    wrong: Sequence[str] = report.wrong
+    first = f", the first wrong one: {wrong[0]}" if wrong else ""
+    return (
+        f"{report.receipts} of {report.chunks} chunks have a receipt, {len(wrong)} wrong, "
+        f"{len(report.quarantined)} quarantined{first}"
+    )
+
+
+def cohort_plan_values(planned: PlannedCohort) -> Json:
+    """The size of a job of several volumes as JSON values."""
+    return {
+        "volumes": {
+            name: {
+                "roi": {"start": each.roi.start, "stop": each.roi.stop},
+                "chunks": each.chunks,
+                "network_calls": each.patches,
+                "voxels": each.roi.size,
+                "host_bytes_per_worker": each.host_bytes,
+                "output": each.output,
+                "output_exists": each.output_exists,
+            }
+            for name, each in planned.volumes.items()
+        },
+        "quarantined_volumes": dict(planned.faults),
+        "chunks": sum(each.chunks for each in planned.volumes.values()),
+        "network_calls": sum(each.patches for each in planned.volumes.values()),
+        "voxels": sum(each.roi.size for each in planned.volumes.values()),
+        "host_bytes_per_worker": planned.host_bytes,
+    }
+
+
+def print_cohort_plan(planned: PlannedCohort) -> None:
+    """Print the size of a job of several volumes, and of each volume."""
+    values = cohort_plan_values(planned)
+    print(
+        f"{len(planned.volumes)} volumes, {values['voxels'] / 1e6:,.1f} Mvoxel, "
+        f"{values['chunks']:,} chunks, {values['network_calls']:,} patches; at most "
+        f"{values['host_bytes_per_worker'] / 2**20:,.0f} MiB in a worker process, without what the "
+        "network itself allocates"
+    )
+    _print_lines(
+        f"volume {name}: {each.roi}, {each.chunks:,} chunks, {each.patches:,} patches, to "
+        f"{each.output}{' (there)' if each.output_exists else ''}"
+        for name, each in planned.volumes.items()
+    )
+    _print_faults(planned.faults)
