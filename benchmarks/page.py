@@ -57,7 +57,7 @@ counts most where the arrays are small:
 
 {gpu}
 
-{scaling}## Objects in volumes
+{scaling}{cohort}## Objects in volumes
 
 {objects}
 
@@ -153,6 +153,7 @@ def page() -> str:
         startup=_startup(),
         gpu=_gpu(),
         scaling=_scaling(),
+        cohort=_cohort(),
         objects=_objects(),
         copies=_copies(),
         integers=_integers(),
@@ -478,6 +479,33 @@ So the rate does not bend up to {last["workers"]} workers. What the last row tak
 would fill these cores at {most:.0f} chunks a second, the store's share included. That no worker is
 always at work is the run's length: of so few chunks each is a run of its own, and a worker of one
 thread claims, reads and writes between two of them; the local runner has two threads for that.
+
+"""
+
+
+def _cohort() -> str:
+    """What it costs that voxels lie in many small volumes."""
+    path = RESULTS / "cohort.json"
+    if not path.exists():
+        return ""
+    results = json.loads(path.read_text())
+    seconds = results["seconds"]
+    return f"""\
+## Many volumes
+
+{results["volumes"]} volumes of 96³ voxels in one `run`, against one volume of the same voxels, both
+from the command line with start-up, on the local runner with {results["machine"]["cores"]} cores
+(`python -m benchmarks.cohort`). Patches are the same in number, and the network sleeps for
+{results["milliseconds_per_patch"]:g} ms a patch. The load was {results["load_before"]} before.
+
+| | seconds |
+|---|---|
+| {results["volumes"]} volumes | {seconds["many"]} |
+| one volume | {seconds["one"]} |
+
+So the rate is {results["rate_over_one"]:.2f} of that of one volume. What a volume takes for itself,
+to be opened and checked and for its records, does not depend on the network: a faster network makes
+the ratio worse.
 
 """
 
