@@ -241,6 +241,7 @@ def test_schema_is_valid_json_and_knows_every_section(capsys):
         "roi",
         "job",
         "storage",
+        "volumes",
     }
 
 
