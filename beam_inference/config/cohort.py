@@ -141,6 +141,11 @@ def _check_single(job: JobConfig, where: str) -> str:
             f"{where}: inference.mixed_devices is for jobs of one volume: all volumes are done by "
             "one engine, so remove it"
         )
+    if job.inference.members > 1:
+        raise ConfigError(
+            f"{where}: inference.partition is for jobs of one volume, as yet: remove it, or give "
+            "each volume a job of its own"
+        )
     return job.job.state_path
 
 

@@ -93,6 +93,7 @@ def test_what_is_refused(tmp_path, rows, message):
         ({"job": {}}, "job.state_path is missing"),
         ({"inference": {"precision": "int8", "engine": "openvino"}}, "precision: int8 is calibrat"),
         ({"inference": {"mixed_devices": True}}, "mixed_devices is for jobs of one volume"),
+        ({"inference": {"partition": [1, 1, 2]}}, "partition is for jobs of one volume"),
     ],
 )
 def test_what_a_job_of_several_volumes_cannot_have(tmp_path, sections, message):
