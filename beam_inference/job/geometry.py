@@ -43,7 +43,8 @@ def plan_geometry(
     needed = roi
     if to_output is not None:
         written = written or roi
-        needed = _whole_voxels(to_output.source_box(roi), config.model.finer_by)
+        needed = _reach_ends(to_output.source_box(roi), roi, to_output)
+        needed = _whole_voxels(needed, config.model.finer_by)
         needed = whole_cells(needed, config.model.coarser_by, volume)
     return make_plan(
         volume=volume,
@@ -62,6 +63,28 @@ def plan_geometry(
         written=written,
         to_output=to_output,
     )
+
+
+def _reach_ends(needed: BoundingBox, roi: BoundingBox, to_output: Resampling) -> BoundingBox:
+    """The voxels that an ROI needs, and up to the source's ends where it reaches the target's.
+
+    The nearest voxels need not be the outermost ones; but patches of the whole lie over the whole.
+    """
+    source = to_output.source
+    target = to_output.target
+    start = zyx.triple(
+        end if own == last else first
+        for first, end, own, last in zip(
+            needed.start, source.start, roi.start, target.start, strict=True
+        )
+    )
+    stop = zyx.triple(
+        end if own == last else first
+        for first, end, own, last in zip(
+            needed.stop, source.stop, roi.stop, target.stop, strict=True
+        )
+    )
+    return BoundingBox(start, stop)
 
 
 def _whole_voxels(box: BoundingBox, output_scale: Zyx) -> BoundingBox:

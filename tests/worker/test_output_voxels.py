@@ -266,6 +266,15 @@ def test_every_chunk_shape_and_strategy_gives_the_same_bits(stored, tmp_path, ca
     assert np.unique(found).size > 50
 
 
+def test_patches_of_the_whole_lie_over_the_whole_input(stored, tmp_path):
+    """Of nearest voxels, the outermost of the network need not be those of the output."""
+    coarse = {"voxel_size_nm": [50, 10, 10], "resample": {"order": 0}}
+    values = values_of(stored, tmp_path / "out", input={"resample": None}, output=coarse)
+    plan = plan_job(parse_job(values, tmp_path)).plan
+    assert plan.to_output.source_box(plan.to_output.target) != plan.volume
+    assert plan.lattice.domain == plan.volume
+
+
 @pytest.mark.slow
 def test_an_roi_with_its_context_is_the_part_of_the_whole(stored, tmp_path):
     whole = outputs(stored, tmp_path / "whole", inference={"patch_overlap": [0, 0, 0]})
