@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.conversion.protocol import (
     INSTRUMENTS,
@@ -34,18 +35,23 @@ _DEFLATED = "1.2.840.10008.1.2.1.99"
 _MM_NM = 1e6
 _SAME_SPACING = 0.01
 """Part of a spacing by which others may differ from it, as positions are rounded."""
+_SAME_DIRECTION = 1e-3
+"""By how much cosines of one direction may differ, as they are rounded."""
+_MOST_FRAMES = 10**5
+_LARGEST_SCALE = float(np.finfo(np.float32).max)
 _NAMES_IN_MESSAGE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """What the header of a file says of its slices.
+    """What a file says of one of its slices.
 
     Attributes:
         path: path of the file.
+        frame: number of the slice in the file.
         series: the identifier of its series, its number and its description.
-        kind: what all files of a series share: samples, rows, columns and dtype.
-        frames: number of its slices.
+        kind: what all slices of a series share: samples, rows, columns, dtype, and what the
+            values mean.
         spacing: between rows and between columns, in millimetres; None where it is not stated.
         thickness: of a slice, in millimetres; None where it is not stated.
         directions: of rows' and columns' neighbours in space, (2, 3); None where not stated.
@@ -55,9 +61,9 @@ class _Slice:
     """
 
     path: str
+    frame: int
     series: tuple[str, str, str]
-    kind: tuple[int, int, int, str]
-    frames: int
+    kind: tuple[int, int, int, str, str]
     spacing: tuple[float, float] | None
     thickness: float | None
     directions: tuple[tuple[float, ...], tuple[float, ...]] | None
@@ -65,31 +71,21 @@ class _Slice:
     number: int
     scaling: tuple[float, float]
 
-    @property
-    def height(self) -> float | None:
-        """The position along the normal of the slices, in millimetres."""
-        if self.directions is None or self.position is None:
-            return None
-        normal = np.cross(self.directions[0], self.directions[1])
-        return float(np.dot(normal, self.position))
-
 
 @dataclass(frozen=True, slots=True)
 class DicomSeries:
     """A series of slices.
 
     Attributes:
-        paths: paths of the files, in the order of z.
+        frames: path of the file of each slice, and its number in the file, in the order of z.
         files_hash: hash of the files' names, sizes and times.
-        frames: number of slices in the one file; 1 where each slice is a file.
         stored_dtype: name of the dtype of the stored values.
-        scalings: slope and intercept of each file; empty where values are those stored.
+        scalings: slope and intercept of each slice; empty where values are those stored.
         info: its extent, dtype, and so on.
     """
 
-    paths: tuple[str, ...]
+    frames: tuple[tuple[str, int], ...]
     files_hash: str
-    frames: int
     stored_dtype: str
     scalings: tuple[tuple[float, float], ...]
     info: SourceInfo
@@ -97,28 +93,29 @@ class DicomSeries:
     @property
     def identity(self) -> Json:
         """A hash of names, sizes and times of the files."""
-        return {"dicom": str(Path(self.paths[0]).parent), "files": self.files_hash}
+        return {"dicom": str(self._folder), "files": self.files_hash}
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.frames[0][0]).parent
 
     def open(self) -> Read:
         """Look whether the files are those that were there at the launch."""
-        if _hash_of_files(self.paths) != self.files_hash:
-            raise WorkerFault(
-                f"the files of {Path(self.paths[0]).parent} are not those of the launch"
-            )
+        if _hash_of_files(self.frames) != self.files_hash:
+            raise WorkerFault(f"the files of {self._folder} are not those of the launch")
 
         def read(box: BoundingBox) -> Voxels:
             out = np.empty((self.info.channels, *box.shape), self.info.dtype)
             depth, y, x = box.slices_in(self.info.bounds)
             for k, z in enumerate(range(depth.start, depth.stop)):
-                number, frame = (0, z) if self.frames > 1 else (z, 0)
-                path = self.paths[number]
+                path, frame = self.frames[z]
                 try:
                     plane = self._decode(path, frame)[:, y, x]
                 except Exception as error:  # pydicom raises whatever a value runs into
                     reason = " ".join(str(error).split())
                     raise PermanentReadError(f"cannot read {path}: {reason}") from error
                 if self.scalings:
-                    slope, intercept = self.scalings[number]
+                    slope, intercept = self.scalings[z]
                     plane = plane.astype(np.float32) * np.float32(slope) + np.float32(intercept)
                 out[:, k] = plane
             return out
@@ -131,7 +128,11 @@ class DicomSeries:
         array = pydicom.pixel_array(path, index=frame)
         if array.dtype.newbyteorder("=").name != self.stored_dtype:
             raise ValueError(f"it holds {array.dtype}, expected {self.stored_dtype}")
-        return np.moveaxis(array, -1, 0) if self.info.channels > 1 else array[np.newaxis]
+        plane: Voxels = np.moveaxis(array, -1, 0) if self.info.channels > 1 else array[np.newaxis]
+        expected = (self.info.channels, *self.info.bounds.shape[1:])
+        if plane.shape != expected:
+            raise ValueError(f"it has the shape {plane.shape}, expected {expected}")
+        return plane
 
 
 def dicom_series(pattern: str, name: str | None) -> DicomSeries:
@@ -146,8 +147,7 @@ def dicom_series(pattern: str, name: str | None) -> DicomSeries:
         ConfigError: pydicom is not installed.
     """
     import_library("pydicom", "DICOM", INSTRUMENTS)
-    found = [_read_header(path) for path in _paths(pattern)]
-    headers = [header for header in found if header is not None]
+    headers = [each for path in _paths(pattern) for each in _read_header(path)]
     if not headers:
         raise VolumeError(f"{pattern} holds DICOM files, but no pictures")
     return _make_series(pattern, _choose_series(pattern, headers, name))
@@ -182,8 +182,8 @@ def _paths(pattern: str) -> list[str]:
     return paths
 
 
-def _read_header(path: str) -> _Slice | None:
-    """The header of a file; None where it holds no picture, but a report or the like."""
+def _read_header(path: str) -> list[_Slice]:
+    """The slices of a file; none where it holds no picture, but a report or the like."""
     pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
     with header_errors(f"{path} cannot be read as DICOM"):
         syntax = pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")
@@ -193,68 +193,134 @@ def _read_header(path: str) -> _Slice | None:
                 "another transfer syntax, such as with dcmconv +te of DCMTK."
             )
         header = pydicom.dcmread(path, stop_before_pixels=True)
-        return _describe(path, header) if "Rows" in header else None
+        return _describe(path, header) if "Rows" in header else []
 
 
-def _describe(path: str, header: Any) -> _Slice:
-    shared = _first_of(header, "SharedFunctionalGroupsSequence")
-    frame = _first_of(header, "PerFrameFunctionalGroupsSequence")
-    measures = _first_of(shared, "PixelMeasuresSequence") or _first_of(
-        frame, "PixelMeasuresSequence"
-    )
-    plane = _first_of(shared, "PlaneOrientationSequence") or _first_of(
-        frame, "PlaneOrientationSequence"
-    )
-    position = _first_of(frame, "PlanePositionSequence")
-    scaling = _first_of(shared, "PixelValueTransformationSequence") or _first_of(
-        frame, "PixelValueTransformationSequence"
-    )
-    spacing = _numbers(measures, header, "PixelSpacing", 2)
-    gap = _numbers(measures, header, "SpacingBetweenSlices", 1) or _numbers(
-        measures, header, "SliceThickness", 1
-    )
-    directions = _numbers(plane, header, "ImageOrientationPatient", 6)
+def _describe(path: str, header: Any) -> list[_Slice]:
+    count = int(header.get("NumberOfFrames", 1) or 1)
+    groups = header.get("PerFrameFunctionalGroupsSequence") or []
+    if not 1 <= count <= _MOST_FRAMES or (groups and len(groups) != count):
+        raise VolumeError(
+            f"{path} states {count} frames, and describes {len(groups)}: it is damaged. Copy it "
+            "again."
+        )
+    if header.get("ModalityLUTSequence"):
+        raise VolumeError(
+            f"{path} gives its values by a table (Modality LUT), which is not applied here. Save "
+            "it with its values, such as with dcmconv of DCMTK or with dcm2niix."
+        )
     bits = int(header.BitsAllocated)
     sign = "i" if header.get("PixelRepresentation", 0) else "u"
     dtype = np.dtype(f"{sign}{bits // 8}") if bits % 8 == 0 else np.dtype(np.uint8)
+    series = (
+        str(header.get("SeriesInstanceUID", "")),
+        str(header.get("SeriesNumber", "") or ""),
+        str(header.get("SeriesDescription", "")),
+    )
+    kind = (
+        int(header.get("SamplesPerPixel", 1)),
+        int(header.Rows),
+        int(header.Columns),
+        number_dtype(dtype, path),
+        str(header.get("PhotometricInterpretation", "")),
+    )
+    return [_describe_frame(path, header, frame, count, series, kind) for frame in range(count)]
+
+
+def _describe_frame(
+    path: str,
+    header: Any,
+    frame: int,
+    count: int,
+    series: tuple[str, str, str],
+    kind: tuple[int, int, int, str, str],
+) -> _Slice:
+    """One of the ``count`` slices of a file: what is said of all holds where it says no more."""
+    shared = _item(header, "SharedFunctionalGroupsSequence", 0)
+    own = _item(header, "PerFrameFunctionalGroupsSequence", frame)
+
+    def numbers(group: str, key: str, length: int) -> tuple[float, ...] | None:
+        groups = (_item(own, group, 0), _item(shared, group, 0), header)
+        return _numbers(path, groups, key, length)
+
+    spacing = numbers("PixelMeasuresSequence", "PixelSpacing", 2)
+    gap = numbers("PixelMeasuresSequence", "SpacingBetweenSlices", 1) or numbers(
+        "PixelMeasuresSequence", "SliceThickness", 1
+    )
+    along = numbers("PlaneOrientationSequence", "ImageOrientationPatient", 6)
+    thickness = None if gap is None else abs(gap[0])
+    directions = None if along is None else (along[:3], along[3:])
+    position = numbers("PlanePositionSequence", "ImagePositionPatient", 3)
+    if count > 1 and position is not None and not _has_position(own):
+        position = _step_along(header, position, directions, frame, count, thickness)
+    (slope,) = numbers("PixelValueTransformationSequence", "RescaleSlope", 1) or (1.0,)
+    (intercept,) = numbers("PixelValueTransformationSequence", "RescaleIntercept", 1) or (0.0,)
+    if slope == 0 or max(abs(slope), abs(intercept)) > _LARGEST_SCALE:
+        raise VolumeError(
+            f"{path} states the slope {slope:g} and the intercept {intercept:g} of its values, "
+            "which are no scale: it is damaged. Copy or save it again."
+        )
     return _Slice(
         path=path,
-        series=(
-            str(header.get("SeriesInstanceUID", "")),
-            str(header.get("SeriesNumber", "") or ""),
-            str(header.get("SeriesDescription", "")),
-        ),
-        kind=(
-            int(header.get("SamplesPerPixel", 1)),
-            int(header.Rows),
-            int(header.Columns),
-            number_dtype(dtype, path),
-        ),
-        frames=int(header.get("NumberOfFrames", 1) or 1),
+        frame=frame,
+        series=series,
+        kind=kind,
         spacing=None if spacing is None else (spacing[0], spacing[1]),
-        thickness=None if gap is None else abs(gap[0]),
-        directions=None if directions is None else (directions[:3], directions[3:]),
-        position=_numbers(position, header, "ImagePositionPatient", 3),
+        thickness=thickness,
+        directions=directions,
+        position=position,
         number=int(header.get("InstanceNumber", 0) or 0),
-        scaling=(
-            (_numbers(scaling, header, "RescaleSlope", 1) or (1.0,))[0],
-            (_numbers(scaling, header, "RescaleIntercept", 1) or (0.0,))[0],
-        ),
+        scaling=(slope, intercept),
     )
 
 
-def _first_of(header: Any, key: str) -> Any:
-    """The first item of a sequence; None where there is none."""
+def _has_position(group: Any) -> bool:
+    return "ImagePositionPatient" in (_item(group, "PlanePositionSequence", 0) or ())
+
+
+def _step_along(
+    header: Any,
+    position: tuple[float, ...],
+    directions: tuple[tuple[float, ...], tuple[float, ...]] | None,
+    frame: int,
+    count: int,
+    gap: float | None,
+) -> tuple[float, ...] | None:
+    """The position of a frame in a file that states that of the first alone; None if unknown.
+
+    Volumes of dose list where the others are, in GridFrameOffsetVector.
+    """
+    offsets: Sequence[Any] = header.get("GridFrameOffsetVector") or ()
+    if len(offsets) == count:
+        distance = float(offsets[frame]) - float(offsets[0])
+    elif gap is not None:
+        distance = frame * gap
+    else:
+        return None
+    if directions is None:
+        return None
+    normal = np.cross(directions[0], directions[1])
+    return tuple(float(a + distance * b) for a, b in zip(position, normal, strict=True))
+
+
+def _item(header: Any, key: str, number: int) -> Any:
+    """An item of a sequence; None where there is none."""
     sequence = None if header is None else header.get(key)
-    return sequence[0] if sequence else None
+    return sequence[number] if sequence else None
 
 
-def _numbers(group: Any, header: Any, key: str, count: int) -> tuple[float, ...] | None:
-    """Numbers of a functional group, or else of the header; None where they are not stated."""
-    for place in (group, header):
+def _numbers(path: str, groups: Sequence[Any], key: str, count: int) -> tuple[float, ...] | None:
+    """Numbers of the first of several groups that states them; None where none does.
+
+    Raises:
+        VolumeError: they are not finite.
+    """
+    for place in groups:
         value = None if place is None else place.get(key)
         if value is not None and value != "":
             numbers = tuple(float(each) for each in (value if count > 1 else [value]))
+            if not np.isfinite(numbers).all():
+                raise VolumeError(f"{path} states the {key} {numbers}: it is damaged")
             return numbers if len(numbers) == count else None
     return None
 
@@ -292,15 +358,12 @@ def _make_series(pattern: str, slices: Sequence[_Slice]) -> DicomSeries:
         raise VolumeError(
             f"the slices of {pattern} differ in shape or dtype: "
             f"{', '.join(sorted(map(str, {each.kind for each in slices})))} (samples, rows, "
-            "columns, dtype). Move the odd ones elsewhere."
+            "columns, dtype, meaning of values). Move the odd ones elsewhere."
         )
-    if len(slices) > 1 and any(each.frames > 1 for each in slices):
-        raise VolumeError(
-            f"{pattern} holds several files of many frames each: give the path of one of them"
-        )
+    _check_spacings(pattern, slices)
     ordered = _in_order(pattern, slices)
-    notes = _gap_notes(ordered)
-    shape = (max(first.frames, len(ordered)), first.kind[1], first.kind[2])
+    notes = _value_notes(first.kind[4])
+    shape = (len(ordered), first.kind[1], first.kind[2])
     channels = first.kind[0]
     check_shape(pattern, (channels, *shape))
     scalings = tuple(each.scaling for each in ordered)
@@ -319,11 +382,10 @@ def _make_series(pattern: str, slices: Sequence[_Slice]) -> DicomSeries:
         (*placement.notes, *notes),
     )
     check_block_memory(pattern, grain, info.itemsize)
-    paths = tuple(each.path for each in ordered)
+    frames = tuple((each.path, each.frame) for each in ordered)
     source = DicomSeries(
-        paths=paths,
-        files_hash=_hash_of_files(paths),
-        frames=first.frames,
+        frames=frames,
+        files_hash=_hash_of_files(frames),
         stored_dtype=first.kind[3],
         scalings=scalings if is_scaled else (),
         info=info,
@@ -339,54 +401,131 @@ def _make_series(pattern: str, slices: Sequence[_Slice]) -> DicomSeries:
     return source
 
 
-def _in_order(pattern: str, slices: Sequence[_Slice]) -> list[_Slice]:
-    """Slices in the order of z: by their positions in space, or else by their numbers.
+def _check_spacings(pattern: str, slices: Sequence[_Slice]) -> None:
+    """Refuse slices whose voxels are not of one size.
 
     Raises:
-        VolumeError: two are at one place.
+        VolumeError: they are not.
     """
-    heights = [each.height for each in slices]
-    if len({each.directions for each in slices}) == 1 and None not in heights:
-        keys = [float(height or 0) for height in heights]
-    else:
-        keys = [float(each.number) for each in slices]
-    ordered = sorted(zip(keys, slices, strict=True), key=lambda pair: pair[0])
-    for (a, one), (b, other) in pairwise(ordered):
-        if a == b:
+    first = slices[0]
+    for each in slices:
+        if (each.spacing is None) != (first.spacing is None) or (
+            each.spacing is not None
+            and first.spacing is not None
+            and not np.allclose(each.spacing, first.spacing, rtol=_SAME_SPACING, atol=0)
+        ):
             raise VolumeError(
-                f"two slices of {pattern} are at one place: {Path(one.path).name} and "
-                f"{Path(other.path).name}. Move those of other times or echoes elsewhere."
+                f"the slices of {pattern} differ in the spacing of their voxels: "
+                f"{_name(first)} has {first.spacing} mm, {_name(each)} {each.spacing}. Move the "
+                "odd ones elsewhere."
             )
-    return [each for _, each in ordered]
 
 
-def _steps(slices: Sequence[_Slice]) -> list[float]:
-    """Distances between neighbouring slices, in millimetres; empty where they are not known."""
-    heights = [each.height for each in slices]
-    if None in heights:
-        return []
-    return [float(b or 0) - float(a or 0) for a, b in pairwise(heights)]
+def _value_notes(meaning: str) -> tuple[str, ...]:
+    """What a person should know of values that are not the larger the brighter."""
+    if meaning == "PALETTE COLOR":
+        return ("its table of colours is not kept, its values are",)
+    if meaning == "MONOCHROME1":
+        return ("its values mean the brighter the smaller they are, and are kept so",)
+    return ()
 
 
-def _gap_notes(slices: Sequence[_Slice]) -> tuple[str, ...]:
-    steps = _steps(slices)
-    if not steps:
-        return ()
-    usual = float(np.median(steps))
-    odd = [k for k, step in enumerate(steps) if abs(step - usual) > _SAME_SPACING * usual]
-    if not odd:
-        return ()
-    return (
-        f"{len(odd)} distances between slices differ from the usual {usual:g} mm, the first is "
-        f"{steps[odd[0]]:g} mm behind {Path(slices[odd[0]].path).name}: slices are missing, and "
-        "those behind them move up",
+def _name(each: _Slice) -> str:
+    name = Path(each.path).name
+    return f"frame {each.frame} of {name}" if each.frame else name
+
+
+def _in_order(pattern: str, slices: Sequence[_Slice]) -> list[_Slice]:
+    """Slices in the order of z: by their positions in space, or where none has one, by numbers.
+
+    Raises:
+        VolumeError: they do not make a volume: two are at one place, some are missing, turned
+            or shifted, or do not state their position.
+    """
+    located = [each for each in slices if each.directions is not None and each.position is not None]
+    if not located:
+        by_number = sorted(slices, key=lambda each: (each.number, each.frame))
+        for one, other in pairwise(by_number):
+            if (one.number, one.frame) == (other.number, other.frame):
+                raise _at_one_place(pattern, one, other)
+        return by_number
+    if len(located) < len(slices):
+        odd = next(each for each in slices if each not in located)
+        raise VolumeError(
+            f"{len(slices) - len(located)} of the {len(slices)} slices of {pattern} do not state "
+            f"their position in space, the first is {_name(odd)}. Move them elsewhere."
+        )
+    heights = _heights(pattern, located)
+    places = sorted(range(len(located)), key=lambda k: heights[k])
+    ordered = [located[k] for k in places]
+    _check_distances(pattern, ordered, np.array([heights[k] for k in places]))
+    return ordered
+
+
+def _at_one_place(pattern: str, one: _Slice, other: _Slice) -> VolumeError:
+    return VolumeError(
+        f"two slices of {pattern} are at one place: {_name(one)} and {_name(other)}. Move those "
+        "of other times or echoes elsewhere."
     )
+
+
+def _heights(pattern: str, slices: Sequence[_Slice]) -> list[float]:
+    """Positions of slices along their normal, in millimetres.
+
+    Raises:
+        VolumeError: they are turned against one another, or shifted by half a voxel or more.
+    """
+    first = slices[0]
+    directions = np.array([each.directions for each in slices])
+    turned = np.abs(directions - directions[0]).max(axis=(1, 2)) > _SAME_DIRECTION
+    if turned.any():
+        raise VolumeError(
+            f"the slices of {pattern} are turned against one another, such as {_name(first)} and "
+            f"{_name(slices[int(turned.argmax())])}. Move those of other views elsewhere."
+        )
+    normal = np.cross(*directions[0])
+    away = np.array([each.position for each in slices]) - np.array(first.position)
+    heights = away @ normal
+    shifts = np.abs((away - heights[:, np.newaxis] * normal) @ directions[0].T)
+    spacing = first.spacing if first.spacing and min(first.spacing) > 0 else (1.0, 1.0)
+    # Directions are along x, then along y; spacings are between rows, which is along y, first.
+    shifted = (shifts > np.array(spacing[::-1]) / 2).any(axis=1)
+    if shifted.any():
+        raise VolumeError(
+            f"the slices of {pattern} do not lie above one another: "
+            f"{_name(slices[int(shifted.argmax())])} is shifted against {_name(first)} by "
+            f"{shifts[shifted.argmax()].max():g} mm, as with a tilted gantry. Make a volume of "
+            "them with a program that moves them, such as dcm2niix."
+        )
+    return [float(each) for each in heights]
+
+
+def _check_distances(pattern: str, slices: Sequence[_Slice], heights: AnyArray) -> None:
+    """Refuse slices at one place, and gaps: what is behind them would move up.
+
+    Raises:
+        VolumeError: there are some.
+    """
+    steps = np.diff(heights)
+    if not len(steps):
+        return
+    if steps.min() == 0:
+        k = int(steps.argmin())
+        raise _at_one_place(pattern, slices[k], slices[k + 1])
+    usual = float(np.median(steps))
+    odd = np.flatnonzero(np.abs(steps - usual) > _SAME_SPACING * usual)
+    if odd.size:
+        k = int(odd[np.abs(steps[odd] - usual).argmax()])
+        raise VolumeError(
+            f"slices of {pattern} are missing, or not at equal distances: {_name(slices[k + 1])} "
+            f"is {steps[k]:g} mm behind {_name(slices[k])}, the median is {usual:g} mm. Copy the "
+            "missing ones, or name those on one side of the gap by a glob, or in a folder."
+        )
 
 
 def _placement(slices: Sequence[_Slice]) -> Placement:
     first = slices[0]
-    steps = _steps(slices)
-    depth = float(np.median(steps)) if steps else first.thickness
+    depth = _depth(slices)
     if first.spacing is None or not depth:
         return Placement(None)
     # PixelSpacing is between rows first: along y, then along x.
@@ -402,9 +541,19 @@ def _placement(slices: Sequence[_Slice]) -> Placement:
     return placement_in_space(voxel_size_nm, vectors, lengths, np.array(first.position))
 
 
-def _hash_of_files(paths: Sequence[str]) -> str:
+def _depth(slices: Sequence[_Slice]) -> float | None:
+    """Distance of neighbouring slices, in millimetres; None where it is not known."""
+    first = slices[0]
+    if len(slices) == 1 or first.directions is None or first.position is None:
+        return first.thickness
+    normal = np.cross(first.directions[0], first.directions[1])
+    away = np.array([each.position for each in slices]) - np.array(first.position)
+    return float(np.median(np.diff(away @ normal)))
+
+
+def _hash_of_files(frames: Sequence[tuple[str, int]]) -> str:
     lines = []
-    for path in paths:
+    for path in dict.fromkeys(path for path, _ in frames):
         status = Path(path).stat()
         lines.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -106,11 +106,20 @@ def _describe(path: str, name: str | None, scale: int) -> ImsSource:
         count = _count(file[place], "Channel")
         if not 1 <= count <= _MOST_CHANNELS:
             raise VolumeError(f"{path} has {count} channels at {place}: it is damaged")
-        size = _extent(file[f"{place}/Channel 0"], "ImageSize")
+        sizes = {_extent(file[f"{place}/Channel {n}"], "ImageSize") for n in range(count)}
         extents = _physical_extents(file.get(_INFO))
+    if len(sizes) > 1:
+        raise VolumeError(f"{path} states several sizes of its channels at {place}: {sizes}")
+    (size,) = sizes
     check_shape(path, size)
     channels = tuple(hdf5_dataset(path, f"{place}/Channel {n}/Data") for n in range(count))
     first = channels[0].info
+    if any(each.axes != "ZYX" or any(each.info.bounds.start) for each in channels):
+        raise VolumeError(
+            f"{path} has datasets at {place} that are not of z, y, x from 0, as Imaris writes "
+            "them: other axes or an offset are stated. Convert such a dataset as HDF5, from a "
+            "copy of the file named .h5."
+        )
     if any(each.info != first for each in channels) or any(
         n > m for n, m in zip(size, first.bounds.shape, strict=True)
     ):

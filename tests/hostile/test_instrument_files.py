@@ -1,0 +1,200 @@
+"""Files of instruments that would be read as a volume with wrong voxels, or in wrong places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from instrument_files import write_dicom, write_ims
+
+from beam_inference.conversion.dicom import dicom_series
+from beam_inference.conversion.ims import ims_source
+from beam_inference.errors import VolumeError
+
+pydicom = pytest.importorskip("pydicom")
+
+ARRAY = np.arange(4 * 5 * 6, dtype=np.uint16).reshape(4, 5, 6)
+CHANNEL = "DataSet/ResolutionLevel 0/TimePoint 0/Channel {}"
+
+
+def series(folder: Path, change: Callable[[int, pydicom.Dataset], None]) -> Path:
+    """A series of four slices, each changed by its place along z."""
+    for path in write_dicom(folder, ARRAY).iterdir():
+        data = pydicom.dcmread(path)
+        change(round(data.ImagePositionPatient[2] / 2), data)
+        data.save_as(path)
+    return folder
+
+
+def one_file(folder: Path, change: Callable[[int, pydicom.Dataset], None], frames: int = 4) -> Path:
+    """A file of four frames, 2 mm apart, whose own descriptions are changed by their number."""
+    (first, *_) = write_dicom(folder, ARRAY[:1]).iterdir()
+    data = pydicom.dcmread(first)
+    for key in ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing"):
+        delattr(data, key)
+    data.NumberOfFrames = frames
+    data.PixelData = ARRAY.tobytes()
+    data.PerFrameFunctionalGroupsSequence = []
+    for number in range(4):
+        position, measures, plane, values, group = (pydicom.Dataset() for _ in range(5))
+        position.ImagePositionPatient = [0, 0, 2 * number]
+        measures.PixelSpacing = [0.5, 0.5]
+        measures.SliceThickness = 2
+        plane.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+        values.RescaleSlope = 1
+        values.RescaleIntercept = 0
+        group.PlanePositionSequence = [position]
+        group.PixelMeasuresSequence = [measures]
+        group.PlaneOrientationSequence = [plane]
+        group.PixelValueTransformationSequence = [values]
+        change(number, group)
+        data.PerFrameFunctionalGroupsSequence.append(group)
+    data.save_as(first)
+    return first
+
+
+def _space(number, group):
+    group.PixelMeasuresSequence[0].PixelSpacing = [0.5 + number, 0.5]
+
+
+def _turn(number, group):
+    if number == 2:
+        group.PlaneOrientationSequence[0].ImageOrientationPatient = [0, 1, 0, 0, 0, 1]
+
+
+def _repeat(number, group):
+    group.PlanePositionSequence[0].ImagePositionPatient = [0, 0, 2 * (number % 2)]
+
+
+def _lose_position(number, data):
+    if number == 2:
+        del data.ImagePositionPatient
+
+
+def _give_table(number, data):
+    table = pydicom.Dataset()
+    table.LUTDescriptor = [2, 0, 16]
+    data.ModalityLUTSequence = [table]
+
+
+class TestDicomSeries:
+    @pytest.mark.parametrize(
+        ("change", "complaint"),
+        [
+            (lambda n, data: setattr(data, "PixelSpacing", [0.5 + n, 0.5]), "differ in the spac"),
+            (lambda n, data: setattr(data, "ImagePositionPatient", [9 * n, 0, 2 * n]), "shifted"),
+            (
+                lambda n, data: setattr(
+                    data, "ImageOrientationPatient", [1, 0, 0, 0, 1, 0] if n else [0, 1, 0, 0, 0, 1]
+                ),
+                "turned against one another",
+            ),
+            (_lose_position, "1 of the 4 slices .* do not state their position"),
+            (_give_table, "Modality LUT"),
+            (lambda n, data: setattr(data, "RescaleSlope", 0), "are no scale"),
+            (lambda n, data: setattr(data, "RescaleIntercept", "1e300"), "are no scale"),
+            (lambda n, data: setattr(data, "PixelSpacing", [float("nan"), 1]), "is damaged"),
+        ],
+    )
+    def test_what_makes_no_volume_is_refused(self, change, complaint, tmp_path):
+        with pytest.raises(VolumeError, match=complaint):
+            dicom_series(str(series(tmp_path / "ct", change)), None)
+
+    def test_rounded_directions_are_the_same(self, tmp_path):
+        def round_off(n, data):
+            data.ImageOrientationPatient = [1, 0, 1e-6 * n, 0, 1, 0]
+
+        source = dicom_series(str(series(tmp_path / "ct", round_off)), None)
+        np.testing.assert_array_equal(source.open()(source.info.bounds)[0], ARRAY)
+
+    @pytest.mark.parametrize(
+        ("meaning", "note"),
+        [("PALETTE COLOR", "table of colours is not kept"), ("MONOCHROME1", "the brighter the")],
+    )
+    def test_what_values_mean_is_told(self, meaning, note, tmp_path):
+        folder = series(
+            tmp_path / "ct", lambda n, data: setattr(data, "PhotometricInterpretation", meaning)
+        )
+        assert note in " ".join(dicom_series(str(folder), None).info.notes)
+
+
+class TestDicomFrames:
+    def test_frames_lie_where_they_say(self, tmp_path):
+        heights = [15, 0, 10, 5]
+
+        def move(number, group):
+            group.PlanePositionSequence[0].ImagePositionPatient = [0, 0, heights[number]]
+
+        source = dicom_series(str(one_file(tmp_path / "ct", move)), None)
+        assert source.info.voxel_size_nm == (5e6, 5e5, 5e5)
+        found = source.open()(source.info.bounds)[0]
+        np.testing.assert_array_equal(found, ARRAY[np.argsort(heights)])
+
+    def test_each_frame_has_its_own_scale(self, tmp_path):
+        def scale(number, group):
+            group.PixelValueTransformationSequence[0].RescaleSlope = number + 1
+
+        source = dicom_series(str(one_file(tmp_path / "ct", scale)), None)
+        expected = ARRAY * np.arange(1, 5, dtype=np.float32)[:, np.newaxis, np.newaxis]
+        np.testing.assert_array_equal(source.open()(source.info.bounds)[0], expected)
+
+    @pytest.mark.parametrize(
+        ("change", "complaint"),
+        [
+            (_space, "differ in the spacing"),
+            (_turn, "turned against one another"),
+            (_repeat, "at one place"),
+        ],
+    )
+    def test_what_makes_no_volume_is_refused(self, change, complaint, tmp_path):
+        with pytest.raises(VolumeError, match=complaint):
+            dicom_series(str(one_file(tmp_path / "ct", change)), None)
+
+    @pytest.mark.parametrize("frames", [3, 10**9])
+    def test_another_number_of_frames_than_described(self, frames, tmp_path):
+        path = one_file(tmp_path / "ct", lambda number, group: None, frames)
+        with pytest.raises(VolumeError, match=f"states {frames} frames, and describes 4"):
+            dicom_series(str(path), None)
+
+
+def _label(file):
+    data = file[CHANNEL.format(0) + "/Data"]
+    for dim, label in zip(data.dims, "xyz", strict=True):
+        dim.label = label
+
+
+def _offset(file):
+    attributes = file[CHANNEL.format(0) + "/Data"].attrs
+    attributes["resolution"] = [300.0, 100.0, 100.0]
+    attributes["offset"] = [600.0, 200.0, 200.0]
+
+
+def _stack(file):
+    group = file[CHANNEL.format(0)]
+    array = group["Data"][...]
+    del group["Data"]
+    group["Data"] = np.stack([array, array])
+
+
+def _shrink(file):
+    file[CHANNEL.format(1)].attrs["ImageSizeX"] = np.frombuffer(b"3", "S1")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (_label, "not of z, y, x from 0"),
+        (_offset, "not of z, y, x from 0"),
+        (_stack, "not of z, y, x from 0"),
+        (_shrink, "several sizes of its channels"),
+    ],
+)
+def test_imaris_files_that_state_other_places(change, complaint, tmp_path):
+    path = write_ims(tmp_path / "a.ims", np.stack([ARRAY, ARRAY])[np.newaxis], scales=1)
+    with h5py.File(path, "r+") as file:
+        change(file)
+    with pytest.raises(VolumeError, match=complaint):
+        ims_source(str(path), None, 0)
