@@ -6,10 +6,11 @@ import math
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
 import numpy as np
@@ -59,6 +60,10 @@ def czi_source(path: str, name: str | None) -> PlaneSource:
     import_library("czifile", "CZI", INSTRUMENTS)
     import_library("imagecodecs", "CZI", INSTRUMENTS)
     return instrument_source(path, "CZI", name, describe_czi)
+
+
+_Area: TypeAlias = tuple[int, int, int, int]
+"""Rows and columns of a plane: the first and behind the last of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,13 @@ def _tiles(path: str, czi: Any) -> list[_Tile]:
                 "here. Save it with another compression in ZEN, or as OME-TIFF with Bio-Formats."
             )
         positions = {axis: int(each.start) for axis, each in dimensions.items()}
+        if positions.get("C", 0) < 0 or any(
+            each.size != 1 for axis, each in dimensions.items() if axis not in "YX"
+        ):
+            raise VolumeError(
+                f"{path} holds a tile of several planes, or of a channel below 0, which is not "
+                "read here. Save it as OME-TIFF with ZEN or Bio-Formats."
+            )
         tiles.append(_Tile(entry, positions, (dimensions["Y"].size, dimensions["X"].size)))
     if not tiles:
         raise VolumeError(f"{path} holds no image")
@@ -251,12 +263,43 @@ def _bounds(tiles: Sequence[_Tile]) -> BoundingBox:
 
 def _gap_notes(tiles: Sequence[_Tile], bounds: BoundingBox, channels: int) -> tuple[str, ...]:
     """What is to be said of planes, or parts of planes, that no tile covers."""
-    planes = {(tile.positions.get("Z", 0), tile.positions.get("C", 0)) for tile in tiles}
+    planes: dict[tuple[int, int], set[_Area]] = {}
+    for tile in tiles:
+        y, x = tile.positions["Y"], tile.positions["X"]
+        plane = (tile.positions.get("Z", 0), tile.positions.get("C", 0))
+        planes.setdefault(plane, set()).add((y, y + tile.shape[0], x, x + tile.shape[1]))
+    notes = []
     expected = bounds.shape[0] * channels
-    if len(planes) == expected:
-        return ()
     absent = expected - len(planes)
-    return (f"{absent} of its {expected} planes were not recorded, and are zeros",)
+    if absent:
+        notes.append(f"{absent} of its {expected} planes were not recorded, and are zeros")
+    size = bounds.shape[1] * bounds.shape[2]
+    layouts = {layout: _covered(layout) for layout in map(frozenset, planes.values())}
+    covered = [layouts[frozenset(areas)] for areas in planes.values()]
+    partial = [part for part in covered if part < size]
+    if partial:
+        notes.append(
+            f"tiles do not cover {len(partial)} of its {expected} planes, down to "
+            f"{100 * min(partial) / size:.3g} % of one: what is between them is zeros"
+        )
+    return tuple(notes)
+
+
+def _covered(areas: Collection[_Area]) -> int:
+    """How many voxels of a plane several areas cover together."""
+    edges = np.array(list(areas), np.int64)
+    rows = np.unique(edges[:, :2])
+    covered = 0
+    for top, bottom in pairwise(rows):
+        within = edges[(edges[:, 0] <= top) & (edges[:, 1] >= bottom)]
+        within = within[np.argsort(within[:, 2])]
+        if not len(within):
+            continue
+        # Where each area begins to be new: behind all that begin before it.
+        behind = np.concatenate([within[:1, 2], np.maximum.accumulate(within[:, 3])[:-1]])
+        new = within[:, 3] - np.maximum(within[:, 2], behind)
+        covered += int(bottom - top) * int(np.maximum(new, 0).sum())
+    return covered
 
 
 def _samples(entry: Any) -> int:

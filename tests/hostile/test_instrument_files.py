@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from instrument_files import write_dicom, write_ims
+from instrument_files import LIBCZI, write_dicom, write_ims
 
+from beam_inference.conversion.czi import describe_czi
 from beam_inference.conversion.dicom import dicom_series
 from beam_inference.conversion.ims import ims_source
 from beam_inference.errors import VolumeError
@@ -198,3 +200,37 @@ def test_imaris_files_that_state_other_places(change, complaint, tmp_path):
         change(file)
     with pytest.raises(VolumeError, match=complaint):
         ims_source(str(path), None, 0)
+
+
+def listed_tiles(path: Path, axis: str, change: Callable[[int, int], tuple[int, int]]) -> str:
+    """A file of Zeiss's library whose list of tiles says otherwise where they begin and end."""
+    czifile = pytest.importorskip("czifile")
+    with czifile.CziFile(str(LIBCZI), multifile=False, detectmosaic=False) as czi:
+        place = czi.header.directory_position
+    data = bytearray(LIBCZI.read_bytes())
+    while (place := data.find(axis.encode() + bytes(3), place)) >= 0:
+        start, size = change(*struct.unpack_from("<ii", data, place + 4))
+        struct.pack_into("<iifi", data, place + 4, start, size, 0.0, size)
+        place += 4
+    path.write_bytes(data)
+    return str(path)
+
+
+class TestCziTiles:
+    @pytest.mark.parametrize(
+        ("axis", "change"),
+        [("Z", lambda start, size: (start, 2)), ("C", lambda start, size: (start - 1, size))],
+    )
+    def test_tiles_of_several_planes_are_refused(self, axis, change, tmp_path):
+        path = listed_tiles(tmp_path / "a.czi", axis, change)
+        with pytest.raises(VolumeError, match="several planes, or of a channel below 0"):
+            describe_czi(path, None)
+
+    @pytest.mark.parametrize(
+        ("move", "notes"), [(50, ("6 of its 6 planes, down to 57.1 %",)), (20, ()), (10, ())]
+    )
+    def test_what_no_tile_covers_is_told(self, move, notes, tmp_path):
+        path = listed_tiles(tmp_path / "a.czi", "X", lambda a, n: (move if a else 0, n))
+        found = describe_czi(path, None).info.notes
+        assert len(found) == len(notes)
+        assert all(note in text for note, text in zip(notes, found, strict=True))
