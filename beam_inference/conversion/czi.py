@@ -265,7 +265,8 @@ def _gap_notes(tiles: Sequence[_Tile], bounds: BoundingBox, channels: int) -> tu
     """What is to be said of planes, or parts of planes, that no tile covers."""
     planes: dict[tuple[int, int], set[_Area]] = {}
     for tile in tiles:
-        y, x = tile.positions["Y"], tile.positions["X"]
+        y = tile.positions["Y"]
+        x = tile.positions["X"]
         plane = (tile.positions.get("Z", 0), tile.positions.get("C", 0))
         planes.setdefault(plane, set()).add((y, y + tile.shape[0], x, x + tile.shape[1]))
     notes = []
