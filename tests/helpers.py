@@ -24,11 +24,13 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import PatchLattice
 from beam_inference.geometry.plan import InferencePlan, make_plan
 from beam_inference.job.messages import Launch
+from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.launch.prepare import prepare
 from beam_inference.operators.level_counts import plan_level_stages
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
 from beam_inference.volumes.provenance import KEY
+from beam_inference.worker.worker import Worker
 
 TOYS = Path(__file__).parent / "toy_networks.py"
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -182,6 +184,31 @@ def launch_of(
     sections["inference"] = {"seams": seams, **sections.get("inference", {})}
     values = job_values(source, output, **{"model": POSITION, **sections})
     return prepare(parse_job(values, Path(output).parent))
+
+
+def do_job(values: dict[str, Any], folder: Path) -> ResolvedJob:
+    """Do all chunks of a job without Beam, in both stages where there are two; its resolved form.
+
+    Args:
+        values: the job file.
+        folder: which its paths are relative to.
+    """
+    worker = Worker(prepare(parse_job(values, folder)))
+    chunks = range(worker.job.plan.chunks.count)
+    if worker.job.plan.exchange is None:
+        records = list(worker.infer_chunks(chunks))
+    else:
+        sums = list(worker.sum_chunks(chunks))
+        assert {record.outcome for record in sums} <= {"summed"}
+        records = list(worker.merge_seams(chunks))
+    assert {record.outcome for record in records} == {"done"}
+    return worker.job
+
+
+def do_and_read(values: dict[str, Any], folder: Path) -> np.ndarray:
+    """Do all chunks of a job without Beam; its output, (channels, z, y, x)."""
+    do_job(values, folder)
+    return read_volume(values["output"]["path"])
 
 
 def bump(length: int) -> np.ndarray:

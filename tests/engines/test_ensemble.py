@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import toy_networks
-from helpers import job_values, read_volume, toy, write_job, write_volume
+from helpers import do_and_read, job_values, toy, write_job, write_volume
 
 from beam_inference import prepare
 from beam_inference.cli.main import main
@@ -19,7 +19,6 @@ from beam_inference.errors import ConfigError, ModelContractError, StateError
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.volumes.provenance import read_provenance
-from beam_inference.worker.worker import Worker
 
 IMAGE = np.random.default_rng(1).integers(0, 256, (20, 40, 44), dtype=np.uint8)
 KEYS = {"output_channels": 2, "normalize": "unit", "prediction_bound": 8}
@@ -56,27 +55,16 @@ def values_of(image, out, **model):
     )
 
 
-def done(values, folder):
-    worker = Worker(prepare(parse_job(values, folder)))
-    chunks = range(worker.job.plan.chunks.count)
-    if worker.job.plan.exchange is None:
-        records = list(worker.infer_chunks(chunks))
-    else:
-        records = [*worker.sum_chunks(chunks), *worker.merge_seams(chunks)]
-    assert {record.outcome for record in records} <= {"done", "summed"}
-    return read_volume(values["output"]["path"])
-
-
 @pytest.mark.parametrize("activation", ["none", "softmax"])
 def test_the_answers_are_the_weighted_mean(image, scripted, tmp_path, activation):
     keys = {"activation": activation}
     third = {"path": str(scripted)}
     alone = [
-        done(values_of(image, tmp_path / f"alone{number}", **keys, **path), tmp_path)
+        do_and_read(values_of(image, tmp_path / f"alone{number}", **keys, **path), tmp_path)
         for number, path in enumerate([{}, OTHER, third])
     ]
     ensemble = [OTHER | {"share": 0.5}, third | {"share": 2.5}]
-    found = done(values_of(image, tmp_path / "out", **keys, ensemble=ensemble), tmp_path)
+    found = do_and_read(values_of(image, tmp_path / "out", **keys, ensemble=ensemble), tmp_path)
     expected = np.einsum("n...,n->...", np.float64(alone), [0.25, 0.125, 0.625])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert np.abs(found - alone[0]).max() > 0.01
@@ -94,7 +82,7 @@ def test_the_bits_do_not_depend_on_chunks_and_strategy(image, tmp_path):
             "augment": {"mirror": ["z", "x"]},
         }
         values["model"]["channels"] = [{}, {}]
-        found.append(done(values, tmp_path))
+        found.append(do_and_read(values, tmp_path))
     assert found[0].tobytes() == found[1].tobytes()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import job_values, oracle, plan_of, read_volume, toy, write_volume
+from helpers import do_job, job_values, oracle, plan_of, read_volume, toy, write_volume
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.chunks import cut_out
@@ -15,7 +15,6 @@ from beam_inference.engines.per_shape import per_shape
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import largest_rounding
-from beam_inference.worker.worker import Worker
 
 SHAPE = (17, 22, 25)
 THREE = ["yx", "zx", "zy"]
@@ -172,18 +171,6 @@ def test_a_network_that_sees_no_farther_than_its_margin_gives_that_of_whole_sect
     np.testing.assert_allclose(result, expected, atol=4e-6)
 
 
-def run(values, folder):
-    """All chunks of a job, without Beam: in both stages where there are two."""
-    worker = Worker(prepare(parse_job(values, folder)))
-    chunks = range(worker.job.plan.chunks.count)
-    if worker.job.plan.exchange is None:
-        records = list(worker.infer_chunks(chunks))
-    else:
-        records = [*worker.sum_chunks(chunks), *worker.merge_seams(chunks)]
-    assert {record.outcome for record in records} <= {"done", "summed"}
-    return worker.job
-
-
 def planes_job(source, out, **keys):
     """Values of a job with a 2-D network over planes."""
     model = toy("flat", dims=2, planes=THREE, normalize="unit", output_channels=2)
@@ -221,7 +208,7 @@ def test_jobs_have_the_same_bits_in_both_strategies_and_without_chunks(
     for strategy in ("recompute", "exchange"):
         chunks = {"chunk_shape": [2 * chunk[0], 4 * chunk[1], 4 * chunk[2]], "strategy": strategy}
         values = planes_job(source, folder / strategy, model=model, inference=inference | chunks)
-        job = run(values, folder)
+        job = do_job(values, folder)
     found = read_volume(folder / "recompute")
     np.testing.assert_array_equal(found, read_volume(folder / "exchange"))
     alone = predict(
@@ -251,7 +238,7 @@ def test_the_bound_of_a_sum_of_shares_is_that_of_its_terms(tmp_path):
     values = planes_job(
         source, tmp_path / "out", model={"activation": "softmax", "combine_planes": terms}
     )
-    job = run(values, tmp_path)
+    job = do_job(values, tmp_path)
     assert job.prediction_bound == 4.0
     assert job.config.output_interval == (0.0, 3.0)
     found = read_volume(tmp_path / "out")
@@ -267,7 +254,7 @@ def test_an_engine_of_fixed_shapes_has_one_network_for_each_plane(tmp_path):
     found = {}
     for engine, chunk in (("openvino", 8), ("openvino", 16), ("torch", 16)):
         inference = {"engine": engine, "chunk_shape": [chunk] * 3}
-        run(planes_job(source, tmp_path / f"{engine}{chunk}", inference=inference), tmp_path)
+        do_job(planes_job(source, tmp_path / f"{engine}{chunk}", inference=inference), tmp_path)
         found[engine, chunk] = read_volume(tmp_path / f"{engine}{chunk}")
     np.testing.assert_array_equal(found["openvino", 8], found["openvino", 16])
     np.testing.assert_allclose(found["openvino", 16], found["torch", 16], atol=2e-6)

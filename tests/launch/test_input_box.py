@@ -4,15 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from helpers import job_values, read_volume, write_job, write_levels, write_volume
+from helpers import do_and_read, job_values, read_volume, write_job, write_levels, write_volume
 
 from beam_inference import predict, prepare
 from beam_inference.cli.main import main
-from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError
 from beam_inference.launch.job_files import load_job
 from beam_inference.volumes.opening import open_volume
-from beam_inference.worker.worker import Worker
 
 SHAPE = (30, 50, 44)
 START = (5, 11, 3)
@@ -49,23 +47,10 @@ def values_of(url, out, box, way=WAYS[0], **sections):
     return job_values(url, out, **sections)
 
 
-def done(values, folder):
-    """Do a job without Beam; what it has written."""
-    launch = prepare(parse_job(values, folder))
-    worker = Worker(launch)
-    chunks = range(launch.read_job().plan.chunks.count)
-    if values["inference"]["strategy"] == "exchange":
-        assert {record.outcome for record in worker.sum_chunks(chunks)} == {"summed"}
-        assert {record.outcome for record in worker.merge_seams(chunks)} == {"done"}
-    else:
-        assert {record.outcome for record in worker.infer_chunks(chunks)} == {"done"}
-    return read_volume(values["output"]["path"])
-
-
 def outputs(url, folder, box, **sections):
     """What a job gives in three ways of cutting it, which must have the same bits."""
     found = [
-        done(values_of(url, folder / f"out{number}", box, way, **sections), folder)
+        do_and_read(values_of(url, folder / f"out{number}", box, way, **sections), folder)
         for number, way in enumerate(WAYS)
     ]
     assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
@@ -123,12 +108,14 @@ def test_a_box_is_what_the_box_alone_would_be(made, tmp_path, sections):
         return values if postprocess is None else values | {"postprocess": postprocess}
 
     found = [
-        done(with_operators(values_of(url, tmp_path / f"{n}", box, way, **sections)), tmp_path)
+        do_and_read(
+            with_operators(values_of(url, tmp_path / f"{n}", box, way, **sections)), tmp_path
+        )
         for n, way in enumerate(WAYS)
     ]
     values = with_operators(values_of(alone, tmp_path / "of alone", None, **sections))
     expected = np.zeros_like(found[0])
-    expected[BOX] = done(values, tmp_path)
+    expected[BOX] = do_and_read(values, tmp_path)
     for each in found:
         assert each.tobytes() == expected.tobytes()
 
@@ -137,7 +124,7 @@ def test_an_roi_may_be_a_part_of_the_box(made, tmp_path):
     array, url, _ = made
     box = {"start": START, "stop": STOP}
     roi = {"start": [9, 13, 7], "stop": [25, 40, 36]}
-    found = done(
+    found = do_and_read(
         values_of(
             url,
             tmp_path / "out",
@@ -158,7 +145,7 @@ def test_a_format_that_starts_at_zero_holds_the_whole_volume(made, tmp_path):
     array, url, levels = made
     output = {"format": "zarr3", "block_shape": [8, 16, 16]}
     box = {"levels": str(levels)}
-    found = done(values_of(url, tmp_path / "out", box, WAYS[1], output=output), tmp_path)
+    found = do_and_read(values_of(url, tmp_path / "out", box, WAYS[1], output=output), tmp_path)
     np.testing.assert_allclose(found, array, atol=1e-3)
 
 
@@ -167,14 +154,14 @@ def test_integers_and_labels_are_zero_elsewhere(made, tmp_path):
     box = {"levels": str(levels)}
     argmax = {"postprocess": [{"operator": "argmax", "background": 400.0}]}
     values = values_of(url, tmp_path / "labels", box, output={"dtype": "uint8"}) | argmax
-    labels = done(values, tmp_path)
+    labels = do_and_read(values, tmp_path)
     inside = array[BOX]
     expected = np.where(inside.max(axis=0) >= 400, inside.argmax(axis=0) + 1, 0)
     agree = labels[0][BOX[1:]] == expected
     assert agree.mean() > 0.99  # but for ties
     labels[BOX] = 0
     assert not labels.any()
-    shifted = done(
+    shifted = do_and_read(
         values_of(
             url, tmp_path / "u8", box, output={"dtype": "uint8", "value_range": [-1000, 1000]}
         ),
@@ -224,7 +211,7 @@ def test_what_is_resampled_may_be_kept_within_values_that_occur(made, tmp_path, 
 
     def resampled(name, clip):
         source = {"resample": FINER | clip}
-        return done(values_of(url, tmp_path / name, box, input=source), tmp_path)
+        return do_and_read(values_of(url, tmp_path / name, box, input=source), tmp_path)
 
     found = resampled("levels", {"clip": {"levels": str(levels), "of": of}})
     np.testing.assert_array_equal(found, resampled("pairs", {"clip": limits(values)}))
@@ -276,7 +263,7 @@ def test_limits_that_are_none_are_refused(made, tmp_path, clip, message):
     (tmp_path / "levels.json").write_bytes(levels.read_bytes())
     values = values_of(url, tmp_path / "out", None, input={"resample": FINER | {"clip": clip}})
     with pytest.raises(ConfigError, match=message):
-        done(values, tmp_path)
+        do_and_read(values, tmp_path)
     assert not (tmp_path / "out").exists()
 
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import job_values, read_volume, write_job, write_volume
+from helpers import do_job, job_values, read_volume, write_job, write_volume
 
 from beam_inference import prepare
 from beam_inference.cli.main import main
@@ -12,7 +12,6 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.errors import VolumeError
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.resume import relocate_job
-from beam_inference.worker.worker import Worker
 
 SHAPE = (40, 64, 72)
 OPEN = {"shard_shape": "auto", "encoding": "auto"}
@@ -29,20 +28,6 @@ def planned(source, folder, **sections):
     return plan_job(
         parse_job(job_values(source, folder / "out", output=output, **sections), folder)
     )
-
-
-def done(values, folder):
-    """Do a job without Beam; its resolved form."""
-    launch = prepare(parse_job(values, folder))
-    worker = Worker(launch)
-    chunks = range(worker.job.plan.chunks.count)
-    if worker.job.plan.exchange is None:
-        records = [*worker.infer_chunks(chunks)]
-    else:
-        assert [*worker.sum_chunks(chunks)]
-        records = [*worker.merge_seams(chunks)]
-    assert {record.outcome for record in records} == {"done"}
-    return launch.read_job()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +85,7 @@ def test_both_strategies_write_the_same_and_fewer_bytes(tmp_path, source):
     for strategy in ("recompute", "exchange"):
         out = tmp_path / strategy
         keys = inference | {"strategy": strategy}
-        job = done(job_values(source, out, output=OPEN, inference=keys), tmp_path)
+        job = do_job(job_values(source, out, output=OPEN, inference=keys), tmp_path)
         assert job.config.output.shard_shape == (32, 32, 32)
         arrays.append(read_volume(out))
         shards = list(out.rglob("*.shard"))
@@ -112,7 +97,7 @@ def test_both_strategies_write_the_same_and_fewer_bytes(tmp_path, source):
         assert main(["verify", str(path), "--deep"]) == 0
     np.testing.assert_array_equal(*arrays)
     plain = tmp_path / "plain"
-    done(job_values(source, plain, inference=inference), tmp_path)
+    do_job(job_values(source, plain, inference=inference), tmp_path)
     np.testing.assert_array_equal(read_volume(plain), arrays[0])
 
 

@@ -6,19 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import job_values, read_volume, write_job, write_levels, write_volume
+from helpers import do_and_read, job_values, read_volume, write_job, write_levels, write_volume
 
 from beam_inference import predict, prepare
 from beam_inference.cli.main import main
 from beam_inference.config.job import Network
-from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError
 from beam_inference.launch.job_files import load_job
 from beam_inference.operators.distributions import QUANTILES
 from beam_inference.operators.level_steps import definite_steps
 from beam_inference.operators.levels import Levels
 from beam_inference.operators.normalize_steps import StepwiseNormalization
-from beam_inference.worker.worker import Worker
 
 
 def background(dtype):
@@ -113,24 +111,11 @@ def test_steps_take_the_values_as_the_steps_before_have_left_them(made, steps):
     np.testing.assert_allclose(values, by_hand(array, steps), rtol=3e-6, atol=2e-5)
 
 
-def done(values, folder, strategy):
-    """Do a job without Beam; its output."""
-    launch = prepare(parse_job(values, folder))
-    worker = Worker(launch)
-    chunks = range(launch.read_job().plan.chunks.count)
-    if strategy == "exchange":
-        list(worker.sum_chunks(chunks))
-        assert {record.outcome for record in worker.merge_seams(chunks)} == {"done"}
-    else:
-        assert {record.outcome for record in worker.infer_chunks(chunks)} == {"done"}
-    return read_volume(values["output"]["path"])
-
-
 def outputs(url, folder, steps, **sections):
     """What a job gives in three ways of cutting it into chunks."""
     ways = [([8, 16, 8], "recompute"), ([24, 24, 32], "recompute"), ([16, 8, 16], "exchange")]
     return [
-        done(
+        do_and_read(
             job_values(
                 url,
                 folder / f"out{number}",
@@ -142,7 +127,6 @@ def outputs(url, folder, steps, **sections):
                 input=sections.get("input", {}),
             ),
             folder,
-            strategy,
         )
         for number, (chunk_shape, strategy) in enumerate(ways)
     ]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import (
     TOYS,
+    do_job,
     job_values,
     read_volume,
     toy,
@@ -66,18 +67,6 @@ def values_of(folder, name="out", inputs=({"path": "t2"},), **sections):
         **sections,
     )
     return values | {"inputs": list(inputs)}
-
-
-def run(values, folder):
-    """All chunks of a job, without Beam: in both stages where there are two."""
-    worker = Worker(prepare(parse_job(values, folder)))
-    chunks = range(worker.job.plan.chunks.count)
-    if worker.job.plan.exchange is None:
-        records = list(worker.infer_chunks(chunks))
-    else:
-        records = [*worker.sum_chunks(chunks), *worker.merge_seams(chunks)]
-    assert {record.outcome for record in records} <= {"done", "summed"}
-    return worker.job
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.differing_executors])
@@ -166,7 +155,7 @@ def test_jobs_have_the_bits_of_one_volume_with_all_channels(
                 "chunk_shape": [4 * chunk[0], 8 * chunk[1], 8 * chunk[2]],
             },
         )
-        run(values, folder)
+        do_job(values, folder)
     found = read_volume(folder / "recompute")
     np.testing.assert_array_equal(found, read_volume(folder / "exchange"))
     alone = predict(

@@ -5,9 +5,8 @@ import pytest
 import torch
 import toy_networks
 from fakes.networks import position_dependent
-from helpers import job_values, oracle, read_volume, toy, write_job, write_volume
+from helpers import do_and_read, job_values, oracle, toy, write_job, write_volume
 
-from beam_inference import prepare
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.numpy_device import NumpyDevice
@@ -16,7 +15,6 @@ from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.volumes.opening import open_volume
-from beam_inference.worker.worker import Worker
 
 IMAGE = np.random.default_rng(1).integers(1, 256, (13, 31, 46), dtype=np.uint8)
 START = (4, -6, 10)
@@ -47,22 +45,10 @@ def values_of(source, out, way=WAYS[0], **sections):
     return values | extra
 
 
-def done(values, folder):
-    """Do a job without Beam; its output."""
-    worker = Worker(prepare(parse_job(values, folder)))
-    chunks = range(worker.job.plan.chunks.count)
-    if worker.job.plan.exchange is None:
-        records = list(worker.infer_chunks(chunks))
-    else:
-        records = [*worker.sum_chunks(chunks), *worker.merge_seams(chunks)]
-    assert {record.outcome for record in records} <= {"done", "summed"}
-    return read_volume(values["output"]["path"])
-
-
 def outputs(source, folder, **sections):
     """What a job gives in several ways of cutting it, which must have the same bits."""
     found = [
-        done(values_of(source, folder / f"out{number}", way, **sections), folder)
+        do_and_read(values_of(source, folder / f"out{number}", way, **sections), folder)
         for number, way in enumerate(WAYS)
     ]
     assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
@@ -166,7 +152,7 @@ def test_other_voxels_are_made_of_the_repeated_ones(tmp_path, size):
     image = IMAGE[:, :30]
     source = write_volume(tmp_path / "in", image, START, voxel_size_nm=SIZE)
     found = outputs(source, tmp_path, output={"voxel_size_nm": size})
-    coarse = done(values_of(source, tmp_path / "coarse"), tmp_path)
+    coarse = do_and_read(values_of(source, tmp_path / "coarse"), tmp_path)
     assert np.ptp(found) <= np.ptp(coarse) * 1.5
     assert found.shape[1:] == ((13, 30, 46) if size == "input" else (6, 20, 31))
     if size == "input":

@@ -5,7 +5,15 @@ import json
 import numpy as np
 import pytest
 from fakes.networks import NumpyNetwork, position_dependent
-from helpers import job_values, oracle, read_volume, toy, write_job, write_levels, write_volume
+from helpers import (
+    do_and_read,
+    job_values,
+    oracle,
+    toy,
+    write_job,
+    write_levels,
+    write_volume,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.chunks import cut_out, infer_once, random_volume
@@ -30,7 +38,6 @@ from beam_inference.geometry.seam_sums import merge_sums, seam_boxes, split_sums
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.volumes.opening import open_volume
-from beam_inference.worker.worker import Worker
 
 BOUND = 64.0
 
@@ -186,22 +193,10 @@ def values_of(url, out, way=WAYS[0], **sections):
     return values | {"postprocess": postprocess} | ({} if roi is None else {"roi": roi})
 
 
-def done(values, folder):
-    """Do a job without Beam; its output."""
-    worker = Worker(prepare(parse_job(values, folder)))
-    chunks = range(worker.job.plan.chunks.count)
-    if worker.job.plan.exchange is None:
-        records = list(worker.infer_chunks(chunks))
-    else:
-        records = [*worker.sum_chunks(chunks), *worker.merge_seams(chunks)]
-    assert {record.outcome for record in records} <= {"done", "summed"}
-    return read_volume(values["output"]["path"])
-
-
 def outputs(url, folder, **sections):
     """What a job gives in several ways of cutting it, which must have the same bits."""
     found = [
-        done(values_of(url, folder / f"out{number}", way, **sections), folder)
+        do_and_read(values_of(url, folder / f"out{number}", way, **sections), folder)
         for number, way in enumerate(WAYS)
     ]
     assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
@@ -212,7 +207,7 @@ def at_network_voxels(url, folder, **sections):
     """What the same job gives at the network's voxels: the blended values."""
     section = sections.pop("output", {}) | {"voxel_size_nm": "network", "resample": None}
     path = folder / "coarse"
-    return done(values_of(url, path, output=section, **sections), folder), f"file://{path}"
+    return do_and_read(values_of(url, path, output=section, **sections), folder), f"file://{path}"
 
 
 @pytest.mark.parametrize(
@@ -303,7 +298,7 @@ def test_a_box_is_put_back_into_the_whole_volume(tmp_path):
     section = {"box": {"levels": str(levels)}}
     found = outputs(url, tmp_path, input=section, output={"format": "zarr3"})
     expected = np.zeros((2, *array.shape), np.float32)
-    expected[(slice(None), *box)] = done(values_of(alone, tmp_path / "of alone"), tmp_path)
+    expected[(slice(None), *box)] = do_and_read(values_of(alone, tmp_path / "of alone"), tmp_path)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -316,7 +311,7 @@ def test_a_mask_of_the_output_is_counted_in_its_voxels(stored, tmp_path):
     whole = outputs(stored, tmp_path)
     for number, way in enumerate(WAYS):
         values = values_of(stored, tmp_path / f"masked{number}", way) | {"mask": mask}
-        found = done(values, tmp_path)
+        found = do_and_read(values, tmp_path)
         np.testing.assert_array_equal(found, np.where(kept, whole, np.float32(-3)))
 
 
@@ -330,7 +325,7 @@ def test_several_outputs_have_the_same_voxels(stored, tmp_path):
             "postprocess": [{"operator": "argmax"}],
         }
     }
-    found = done(values, tmp_path)
+    found = do_and_read(values, tmp_path)
     labels = open_volume(f"file://{tmp_path}/labels")
     assert labels.voxel_size_nm == SIZE
     np.testing.assert_array_equal(labels.read(labels.bounds)[0], found.argmax(axis=0))

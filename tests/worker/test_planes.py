@@ -2,14 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import (
-    job_values,
-    oracle,
-    plan_of,
-    read_volume,
-    toy,
-    write_volume,
-)
+from helpers import do_job, job_values, oracle, plan_of, read_volume, toy, write_volume
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.chunks import cut_out
@@ -19,7 +12,6 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import largest_rounding
-from beam_inference.worker.worker import Worker
 
 SHAPE = (12, 24, 29)
 
@@ -79,18 +71,6 @@ def test_neighbouring_sections_are_channels_in_order(data):
     assert np.abs(result - expected).max() <= allowed
 
 
-def run(values, folder):
-    """All chunks of a job, without Beam: in both stages where there are two."""
-    worker = Worker(prepare(parse_job(values, folder)))
-    chunks = range(worker.job.plan.chunks.count)
-    if worker.job.plan.exchange is None:
-        records = list(worker.infer_chunks(chunks))
-    else:
-        records = [*worker.sum_chunks(chunks), *worker.merge_seams(chunks)]
-    assert {record.outcome for record in records} <= {"done", "summed"}
-    return worker.job
-
-
 def test_jobs_of_any_chunk_shape_and_strategy_have_the_same_bits(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
     source = write_volume(tmp_path / "in", image, block_shape=(4, 16, 16))
@@ -112,7 +92,7 @@ def test_jobs_of_any_chunk_shape_and_strategy_have_the_same_bits(tmp_path):
             },
             inference={**inference, "chunk_shape": chunk, "strategy": strategy, "threads": 1},
         )
-        job = run(values, tmp_path)
+        job = do_job(values, tmp_path)
         assert job.plan.crop_margin == (2, 0, 0)
         assert (job.plan.exchange is not None) == (strategy == "exchange")
         found.append(read_volume(tmp_path / f"out{number}"))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import job_values, read_volume, write_job, write_volume
+from helpers import do_job, job_values, read_volume, write_job, write_volume
 from oracles.downsampling import level_above
 
 from beam_inference import prepare
@@ -12,7 +12,6 @@ from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.view.layers import view_of
 from beam_inference.volumes.opening import open_volume
-from beam_inference.worker.worker import Worker
 
 SHAPE = (27, 50, 61)
 PREVIEW = {"scale": [2, 4, 4], "value_range": [0, 200]}
@@ -32,20 +31,6 @@ def values_of(source, out, way=WAYS[0], preview=None, **sections):
     return job_values(source, out, output=output, inference=inference, **sections)
 
 
-def done(values, folder):
-    """Do a job without Beam; its resolved form."""
-    launch = prepare(parse_job(values, folder))
-    worker = Worker(launch)
-    chunks = range(worker.job.plan.chunks.count)
-    if worker.job.plan.exchange is None:
-        records = [*worker.infer_chunks(chunks)]
-    else:
-        assert [*worker.sum_chunks(chunks)]
-        records = [*worker.merge_seams(chunks)]
-    assert {record.outcome for record in records} == {"done"}
-    return launch.read_job()
-
-
 def expected(output, start, scale, value_range, dtype=np.uint8):
     """The preview of an output: means in float64, then the full range of the dtype."""
     means = level_above(output, start, scale, "mean").astype(np.float64)
@@ -57,7 +42,7 @@ def expected(output, start, scale, value_range, dtype=np.uint8):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("format", ["precomputed", "zarr3"])
 def test_a_preview_is_the_mean_of_its_cells(tmp_path, source, way, format):
-    job = done(values_of(source, tmp_path / "out", way, output={"format": format}), tmp_path)
+    job = do_job(values_of(source, tmp_path / "out", way, output={"format": format}), tmp_path)
     found = read_volume(tmp_path / "out_preview")
     assert (found.shape, found.dtype) == ((1, 14, 13, 16), np.uint8)
     wanted = expected(read_volume(tmp_path / "out"), (0, 0, 0), (2, 4, 4), (0, 200))
@@ -70,7 +55,7 @@ def test_a_preview_is_the_mean_of_its_cells(tmp_path, source, way, format):
 def test_its_bits_are_those_of_any_chunks(tmp_path, source):
     arrays = []
     for number, way in enumerate(WAYS):
-        done(values_of(source, tmp_path / str(number), way), tmp_path)
+        do_job(values_of(source, tmp_path / str(number), way), tmp_path)
         arrays.append(read_volume(tmp_path / f"{number}_preview"))
     assert all(np.array_equal(arrays[0], other) for other in arrays[1:])
 
@@ -79,7 +64,7 @@ def test_a_part_of_a_volume_with_an_offset_has_a_preview_there(tmp_path, source)
     roi = {"start": [2, 4, 8], "stop": [18, 36, 61]}
     preview = {"scale": [2, 4, 4], "dtype": "uint16", "value_range": [0, 300]}
     preview["path"] = str(tmp_path / "small")
-    done(values_of(source, tmp_path / "out", WAYS[1], preview, roi=roi), tmp_path)
+    do_job(values_of(source, tmp_path / "out", WAYS[1], preview, roi=roi), tmp_path)
     volume = open_volume(f"file://{tmp_path}/small")
     assert volume.bounds.start == (1, 1, 2)
     output = read_volume(tmp_path / "out")
@@ -90,7 +75,7 @@ def test_a_part_of_a_volume_with_an_offset_has_a_preview_there(tmp_path, source)
 @pytest.mark.parametrize("way", WAYS[:2])
 def test_verify_knows_of_it(tmp_path, source, way, capsys):
     values = values_of(source, tmp_path / "out", way)
-    done(values, tmp_path)
+    do_job(values, tmp_path)
     path = str(write_job(tmp_path / "job.yaml", values))
     assert main(["verify", path, "--deep", "--recompute", "1"]) == 0
     preview = open_volume(f"file://{tmp_path}/out_preview")
@@ -107,7 +92,7 @@ def test_verify_knows_of_it(tmp_path, source, way, capsys):
 
 def test_a_finished_job_without_it_is_another_job(tmp_path, source):
     values = values_of(source, tmp_path / "out")
-    with_preview = done(values, tmp_path)
+    with_preview = do_job(values, tmp_path)
     moved = values_of(source, tmp_path / "out", preview=PREVIEW | {"path": str(tmp_path / "else")})
     config = plan_job(parse_job(moved, tmp_path)).config
     assert config.output.preview_path == f"file://{tmp_path}/else"
@@ -119,7 +104,7 @@ def test_a_finished_job_without_it_is_another_job(tmp_path, source):
 
 def test_the_viewer_shows_it(tmp_path, source):
     values = values_of(source, tmp_path / "out")
-    done(values, tmp_path)
+    do_job(values, tmp_path)
     view = view_of(parse_job(values, tmp_path), [], patches=False)
     layers = {layer["name"]: layer for layer in view.state(None, 10)["layers"]}
     assert {"output", "output.preview"} <= layers.keys()
