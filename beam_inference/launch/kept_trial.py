@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
@@ -319,15 +320,17 @@ def _possible_engines(job: PlannedJob, model: Network, engine: str) -> Collectio
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collect what this package warns of meanwhile."""
+    """Collect what this thread warns of meanwhile; others may still end what they began."""
     texts: list[str] = []
+    thread = threading.get_ident()
 
     class Collector(logging.Handler):
         """Keeps the text of each record."""
 
         def emit(self, record: logging.LogRecord) -> None:
             """Keep it."""
-            texts.append(record.getMessage())
+            if record.thread == thread:
+                texts.append(record.getMessage())
 
     collector = Collector(logging.WARNING)
     package = logging.getLogger("beam_inference")

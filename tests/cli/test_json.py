@@ -84,8 +84,10 @@ def test_segments(tmp_path, told):
 
 @pytest.mark.parametrize(
     "words",
-    [("convert",), ("components", "--threshold", "128")],
-    ids=lambda words: words[0],
+    [
+        pytest.param(("convert",), id="convert"),
+        pytest.param(("components", "--threshold", "128"), id="components", marks=pytest.mark.slow),
+    ],
 )
 def test_what_cannot_be_read_is_a_failure(em, tmp_path, told, words):
     """Damaged blocks are failures in the object, and the exit code is 1."""

@@ -104,7 +104,16 @@ def looked_at(arguments):
         return process.wait(timeout=20)
 
 
-SLOW_PAGES = ("laptop.md", "components.md", "nnunet.md", "segment.md", "training.md", "tutorial.md")
+SLOW_PAGES = (
+    "laptop.md",
+    "components.md",
+    "evaluate.md",
+    "many-volumes.md",
+    "nnunet.md",
+    "segment.md",
+    "training.md",
+    "tutorial.md",
+)
 SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 
 

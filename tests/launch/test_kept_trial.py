@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from contextlib import ExitStack
 
@@ -17,6 +18,8 @@ from helpers import job_values, read_volume, truncated, write_job, write_volume
 from beam_inference import run_job
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.cache import Cache, cache_place
+from beam_inference.launch import kept_trial
+from beam_inference.launch.engine_trial import try_network_here
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.prepare import prepare
 from beam_inference.models.trust import Trust
@@ -78,6 +81,22 @@ def test_a_launch_that_goes_on_and_one_from_the_start_try_it_no_more(
     assert is_tried.job == first.model_copy(update={"patch_seconds": is_tried.job.patch_seconds})
     assert not is_tried(path, overwrite=True)
     assert is_tried.job == first
+
+
+def test_what_another_thread_warns_of_is_not_the_trials(make_job, is_tried, monkeypatch):
+    """A worker of an earlier launch may still say that it leaves a sign of life behind."""
+    logger = logging.getLogger("beam_inference.worker.crew")
+
+    def try_network(*arguments, **keys):
+        thread = threading.Thread(target=logger.warning, args=("a sign of life is left behind",))
+        thread.start()
+        thread.join()
+        return try_network_here(*arguments, **keys)
+
+    monkeypatch.setattr(kept_trial, "try_network_here", try_network)
+    path = make_job(inference={"engine": "auto", "batch_size": "auto"})
+    assert is_tried(path)
+    assert not is_tried(path)
 
 
 @pytest.mark.slow

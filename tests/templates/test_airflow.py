@@ -29,6 +29,7 @@ NOT_IN_THE_FORMS = {
     "seed",
     "overwrite",
     "redo",
+    "volume",
     "allow_pickle",
     "trust_model",
     "log_format",

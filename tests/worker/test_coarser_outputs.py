@@ -90,7 +90,12 @@ def test_each_answer_is_repeated_over_its_cell():
 
 
 @pytest.mark.parametrize(
-    "inference", [{}, {"lattice": "pad"}, {"blend": "constant"}], ids=["stride", "pad", "constant"]
+    "inference",
+    [
+        pytest.param({}, id="stride"),
+        pytest.param({"lattice": "pad"}, id="pad", marks=pytest.mark.slow),
+        pytest.param({"blend": "constant"}, id="constant", marks=pytest.mark.slow),
+    ],
 )
 def test_the_voxels_are_those_of_the_oracle_for_every_chunk_shape(stored, tmp_path, inference):
     found = outputs(stored, tmp_path, inference=inference)
@@ -159,6 +164,7 @@ def test_other_voxels_are_made_of_the_repeated_ones(tmp_path, size):
         np.testing.assert_array_equal(found[:, :, 1::2, 1::2], coarse)
 
 
+@pytest.mark.slow
 def test_the_command_runs_it_with_a_pyramid_and_verifies_it(stored, tmp_path):
     output = {"format": "ome_zarr", "pyramid": {"levels": 1}}
     job = str(write_job(tmp_path / "job.yaml", values_of(stored, tmp_path / "out", output=output)))
