@@ -46,21 +46,22 @@ def mean(array: AnyArray, start: Zyx, factor: Zyx) -> AnyArray:
     float64.
     """
     pad = _padding(array.shape[1:], start, factor)
-    values = _voxels(array, pad, factor, mode="constant")
+    cells = _pad_to_cells(array, pad, mode="constant")
     count: Any = np.prod(factor)
     if np.any(pad):
         count = sum(mask.astype(np.uint32) for mask in _inside(array.shape[1:], pad, factor))
     whole: AnyArray
     if array.dtype.kind == "f":
-        whole = _sum(values, np.float64) / count
+        whole = _sum(_voxels(cells, factor), np.float64) / count
         return whole.astype(array.dtype)
     if array.dtype.itemsize < 8:
-        kind = _integers_for_sum(array.dtype, len(values))
+        kind = _integers_for_sum(array.dtype, int(np.prod(factor)))
         count = np.asarray(count).astype(kind)
-        total = _sum_along_axes(array, pad, factor, kind)
+        total = _sum_along_axes(cells, factor, kind)
         whole = total // count
         left = total - whole * count  # NumPy's divmod takes several times as long
     else:  # in two halves: a sum of numbers of 64 bits needs more
+        values = _voxels(cells, factor)
         kind = array.dtype.type
         count = np.asarray(count).astype(kind)
         half = kind(32)
@@ -83,7 +84,7 @@ def mode(array: AnyArray, start: Zyx, factor: Zyx) -> AnyArray:
     0, the background. Both are what igneous does.
     """
     pad = _padding(array.shape[1:], start, factor)
-    values = _voxels(array, pad, factor, mode="edge")
+    values = _voxels(_pad_to_cells(array, pad, mode="edge"), factor)
     if factor == (1, 2, 2):  # what the edge repeats changes nothing here
         a, b, c, d = values
         return np.where((a == b) | (a == c), a, np.where(b == c, b, d))
@@ -95,13 +96,17 @@ def _padding(shape: tuple[int, ...], start: Zyx, factor: Zyx) -> list[tuple[int,
     return [(a % f, -(a + n) % f) for a, n, f in zip(start, shape, factor, strict=True)]
 
 
-def _voxels(
-    array: AnyArray, pad: list[tuple[int, int]], factor: Zyx, mode: Literal["constant", "edge"]
-) -> list[AnyArray]:
-    """Values of each voxel of a cell, z slowest, in all cells: views unless the array is padded."""
-    whole = np.pad(array, [(0, 0), *pad], mode=mode) if np.any(pad) else array
+def _pad_to_cells(
+    array: AnyArray, pad: list[tuple[int, int]], mode: Literal["constant", "edge"]
+) -> AnyArray:
+    """The array made up to whole cells; itself where it has only these."""
+    return np.pad(array, [(0, 0), *pad], mode=mode) if np.any(pad) else array
+
+
+def _voxels(cells: AnyArray, factor: Zyx) -> list[AnyArray]:
+    """Values of each voxel of a cell, z slowest, in all cells, as views."""
     fz, fy, fx = factor
-    return [whole[:, i::fz, j::fy, k::fx] for i, j, k in product(range(fz), range(fy), range(fx))]
+    return [cells[:, i::fz, j::fy, k::fx] for i, j, k in product(range(fz), range(fy), range(fx))]
 
 
 def _sum(values: Iterable[AnyArray], dtype: type[Any]) -> AnyArray:
@@ -120,11 +125,9 @@ def _integers_for_sum(dtype: AnyDtype, count: int) -> type[Any]:
     return next(kind for kind in (np.int16, np.int32, np.int64) if most <= np.iinfo(kind).max)
 
 
-def _sum_along_axes(
-    array: AnyArray, pad: list[tuple[int, int]], factor: Zyx, dtype: type[Any]
-) -> AnyArray:
+def _sum_along_axes(cells: AnyArray, factor: Zyx, dtype: type[Any]) -> AnyArray:
     """Sum cells of integers along one axis after the other, so that rows are read as they lie."""
-    total = np.pad(array, [(0, 0), *pad]) if np.any(pad) else array
+    total = cells
     for axis, count in enumerate(factor, 1):
         lanes = np.moveaxis(total, axis, 0)
         total = lanes[::count].astype(dtype)
