@@ -14,11 +14,16 @@ from apache_beam.pvalue import PBegin, PCollection
 from apache_beam.utils import shared
 
 from beam_inference.beam.dask_workers import stop_sampling
-from beam_inference.beam.transforms import Run, count_record, launch_ranges, run_length
+from beam_inference.beam.transforms import (
+    Run,
+    count_record,
+    launch_ranges,
+    run_length,
+    runs_of_range,
+)
 from beam_inference.environment import use_one_heap
 from beam_inference.job.cohort import CohortLaunch
 from beam_inference.job.messages import check_versions
-from beam_inference.job.runs import missing_runs
 from beam_inference.worker.volume_workers import VolumeWorkers
 
 VolumeRun = tuple[str, Run]
@@ -35,11 +40,9 @@ def volume_runs(name: str, launch: CohortLaunch, workers: int) -> Iterator[Volum
         workers: worker processes that run at a time, as far as known.
     """
     single = launch.of_volume(name)
-    state = single.state() if single.honour_receipts else None
     length = run_length(single, workers)
-    are_claimed = single.claim_length is not None
     for index_range in launch_ranges(single, workers):
-        for run in missing_runs(index_range, state, length, are_claimed=are_claimed):
+        for run in runs_of_range(index_range, single, length):
             yield name, run
 
 

@@ -132,7 +132,7 @@ class GenerateRuns(beam.PTransform):
                 source
                 | "IndexRanges" >> _CreateAfter(ranges)
                 | "MissingRuns"
-                >> beam.FlatMap(_missing_runs, self._launch, length).with_output_types(Run)
+                >> beam.FlatMap(runs_of_range, self._launch, length).with_output_types(Run)
             )
         else:
             runs = (
@@ -194,7 +194,8 @@ def _distinct_run(run: tuple[int, Iterable[int]], length: int) -> Iterator[Run]:
     return in_runs(sorted(set(run[1])), length)
 
 
-def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
+def runs_of_range(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
+    """Yield the runs of a launch's chunks of a range that are to be done."""
     state = launch.state() if launch.honour_receipts else None
     are_claimed = launch.claim_length is not None
     return missing_runs(index_range, state, length, are_claimed=are_claimed)

@@ -14,6 +14,7 @@ from beam_inference.cli.command import (
     PipelineOptions,
     Subparsers,
     add_command,
+    add_json,
     add_logging,
     set_action,
 )
@@ -77,7 +78,7 @@ def add(subparsers: Subparsers) -> None:
         help="folder for records while it is under way (default: OUT)",
     )
     parser.add_argument("--page", metavar="FILE", help="also write a page, with places to look at")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
     add_logging(parser)
     set_action(parser, EvaluateOptions, evaluate, takes_beam_flags=True)
 
