@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from beam_inference.cli.argument_types import natural, positive, shape
 from beam_inference.cli.command import (
@@ -21,7 +21,9 @@ from beam_inference.cli.command import (
 from beam_inference.geometry.zyx import Zyx
 
 if TYPE_CHECKING:
+    from beam_inference.evaluation.evaluate import Evaluation
     from beam_inference.evaluation.plans import Kind
+    from beam_inference.evaluation.series import SeriesEvaluation
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,11 @@ def add(subparsers: Subparsers) -> None:
             "Beam may follow."
         ),
     )
-    parser.add_argument("output", metavar="OUT", help="the volume to judge, a path or URL")
+    parser.add_argument(
+        "output",
+        metavar="OUT",
+        help="the volume to judge, or the folder of several thresholds of segment; a path or URL",
+    )
     parser.add_argument("labels", metavar="LABELS", help="the labels, a path or URL")
     parser.add_argument(
         "--as",
@@ -159,42 +165,64 @@ def _range(text: str) -> tuple[float, float]:
 
 
 def evaluate(options: EvaluateOptions) -> int:
-    """Judge a volume by labels."""
+    """Judge a volume by labels, or the volumes of several thresholds."""
     from beam_inference.evaluation.evaluate import evaluate as judge
+    from beam_inference.evaluation.page import render_evaluation
+    from beam_inference.evaluation.series import evaluate_series
+    from beam_inference.segmentation.series import read_thresholds
+    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
+
+    storage = storage_of_environment(LOCAL)
+    arguments: dict[str, Any] = {
+        "kind": options.kind,
+        "scale": options.scale,
+        "labels_scale": options.labels_scale,
+        "channel": options.channel,
+        "ignore": options.ignore,
+        "positive": options.positive,
+        "thresholds": options.threshold,
+        "value_range": options.range,
+        "cell_shape": options.cell_shape,
+        "chunk_shape": options.chunk_shape,
+        "worst": options.worst,
+        "state": options.state,
+        "storage": storage,
+        "flags": options.beam_flags,
+    }
+    of_series = read_thresholds(url_of(options.output), storage)
+    series = None
+    if of_series is None:
+        single = judge(options.output, options.labels, **arguments)
+        evaluation = single.evaluation
+        outcome = single.outcome
+    else:
+        several = evaluate_series(options.output, options.labels, at=of_series, **arguments)
+        series = several.evaluation
+        evaluation = None if series is None else series.best.evaluation
+        outcome = several.outcome
+    if evaluation is None:
+        print(outcome.summary("the scores", options.command_to_continue))
+        return outcome.exit_code
+    if options.page is not None:
+        Path(options.page).write_text(render_evaluation(evaluation, series), encoding="utf-8")
+    _print_evaluation(evaluation, series, as_json=options.json)
+    return outcome.exit_code
+
+
+def _print_evaluation(
+    evaluation: Evaluation, series: SeriesEvaluation | None, *, as_json: bool
+) -> None:
     from beam_inference.evaluation.page import (
         describe_evaluation,
         describe_places,
-        render_evaluation,
+        describe_series,
     )
-    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
 
-    result = judge(
-        options.output,
-        options.labels,
-        kind=options.kind,
-        scale=options.scale,
-        labels_scale=options.labels_scale,
-        channel=options.channel,
-        ignore=options.ignore,
-        positive=options.positive,
-        thresholds=options.threshold,
-        value_range=options.range,
-        cell_shape=options.cell_shape,
-        chunk_shape=options.chunk_shape,
-        worst=options.worst,
-        state=options.state,
-        storage=storage_of_environment(LOCAL),
-        flags=options.beam_flags,
-    )
-    evaluation = result.evaluation
-    if evaluation is None:
-        print(result.outcome.summary("the scores", options.command_to_continue))
-        return result.outcome.exit_code
-    if options.page is not None:
-        Path(options.page).write_text(render_evaluation(evaluation), encoding="utf-8")
-    if options.json:
-        print(json.dumps(evaluation.as_json(), indent=1))
-    else:
-        print(describe_evaluation(evaluation))
-        print(describe_places(evaluation))
-    return result.outcome.exit_code
+    if as_json:
+        print(json.dumps((series or evaluation).as_json(), indent=1))
+        return
+    if series is not None:
+        print(describe_series(series))
+        print(f"\nthreshold {series.best.threshold:.10g}:")
+    print(describe_evaluation(evaluation))
+    print(describe_places(evaluation))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from beam_inference.geometry.zyx import Zyx
 if TYPE_CHECKING:
     from beam_inference.segmentation.make_labels import LabelResult
     from beam_inference.segmentation.plans import LabelPlan
+    from beam_inference.segmentation.series import Series
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ class ComponentsOptions(LabelOptions):
 
 @dataclass(frozen=True)
 class SegmentOptions(LabelOptions):
-    """Options of ``segment``."""
+    """Options of ``segment``; several thresholds give a volume each."""
 
-    threshold: float
+    threshold: Sequence[float]
     low: float
     high: float
     channels: Zyx
@@ -126,6 +128,7 @@ def _add_segment(subparsers: Subparsers) -> None:
         "affinities objects --threshold 153 --low 26 --high 253",
         "gs://bucket/floats gs://bucket/objects --threshold 0.6 --low 0.1 --high 0.99 --channels "
         "2,1,0 --runner=DataflowRunner",
+        "affinities candidates --threshold 128 --threshold 153 --threshold 178 --low 26 --high 253",
         description=(
             "Segment a volume of affinities, as if all of it were in memory. The three thresholds "
             "are in the stored units of IN: from 0 to 255 where it holds uint8, from 0 to 1 where "
@@ -137,9 +140,13 @@ def _add_segment(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--threshold",
         type=float,
+        action="append",
         required=True,
         metavar="T",
-        help="merge fragments while their mean affinity is at least T, in stored units",
+        help=(
+            "merge fragments while their mean affinity is at least T, in stored units; given "
+            "again, OUT is a folder with a volume threshold_T for each, from one watershed"
+        ),
     )
     parser.add_argument(
         "--low",
@@ -244,20 +251,25 @@ def components(options: ComponentsOptions) -> int:
 
 
 def segment(options: SegmentOptions) -> int:
-    """Segment a volume of affinities."""
+    """Segment a volume of affinities, at one threshold or at several."""
     from beam_inference.segmentation.segment_job import plan_segmentation
+    from beam_inference.segmentation.series import plan_series
 
-    plan = plan_segmentation(
-        options.source,
-        options.target,
-        threshold=options.threshold,
-        low=options.low,
-        high=options.high,
-        channels=options.channels,
-        to_next=options.to_next,
+    arguments = {
+        "low": options.low,
+        "high": options.high,
+        "channels": options.channels,
+        "to_next": options.to_next,
         **_common_arguments(options),
-    )
-    return _make_labels(plan, options)
+    }
+    thresholds = options.threshold
+    if len(set(thresholds)) == 1:
+        plan = plan_segmentation(
+            options.source, options.target, threshold=thresholds[0], **arguments
+        )
+        return _make_labels(plan, options)
+    series = plan_series(options.source, options.target, thresholds=thresholds, **arguments)
+    return _make_series(series, options)
 
 
 def _common_arguments(options: LabelOptions) -> Json:
@@ -297,18 +309,33 @@ def _make_labels(plan: LabelPlan, options: LabelOptions) -> int:
 
 def _run_plan(plan: LabelPlan, options: LabelOptions) -> LabelResult:
     """Make labels, then their coarser scales; print what each needs and how it went."""
-    from beam_inference.segmentation.make_labels import make_coarser_scales, make_labels
+    from beam_inference.segmentation.make_labels import make_labels
 
+    _print_need(plan)
+    result = make_labels(plan, options.beam_flags, overwrite=options.overwrite)
+    product = f"{result.objects} {plan.table_folder} in {result.url}, listed in {result.table_url}"
+    print(result.outcome.summary(product, options.command_to_continue))
+    _print_warning(result)
+    return _with_scales(plan, result, options)
+
+
+def _print_need(plan: LabelPlan) -> None:
     print(
         f"{plan.grid.count} chunks, {plan.chunk_memory_gib:.2g} GiB for each that is under "
         f"way{plan.more_memory}",
         flush=True,
     )
-    result = make_labels(plan, options.beam_flags, overwrite=options.overwrite)
-    product = f"{result.objects} {plan.table_folder} in {result.url}, listed in {result.table_url}"
-    print(result.outcome.summary(product, options.command_to_continue))
+
+
+def _print_warning(result: LabelResult) -> None:
     if result.warning is not None:
         print(f"Warning: {result.warning}")
+
+
+def _with_scales(plan: LabelPlan, result: LabelResult, options: LabelOptions) -> LabelResult:
+    """Make the coarser scales of a complete volume, if they are wanted, and print how it went."""
+    from beam_inference.segmentation.make_labels import make_coarser_scales
+
     if not (options.pyramid and result.outcome.is_complete):
         return result
     pyramid = make_coarser_scales(plan, options.beam_flags)
@@ -318,8 +345,65 @@ def _run_plan(plan: LabelPlan, options: LabelOptions) -> LabelResult:
     return replace(result, pyramid=pyramid)
 
 
+def _make_series(series: Series, options: LabelOptions) -> int:
+    """Make volumes at several thresholds, and print what they need and their outcome."""
+    from beam_inference.cli.status_text import as_json
+    from beam_inference.segmentation.make_labels import check_holds_scales
+
+    if options.pyramid:
+        check_holds_scales(series.plans[0])
+    with print_to_stderr() if options.json else nullcontext():
+        results = _run_series(series, options)
+    if options.json:
+        print(as_json(_series_values(series, results)))
+    return max(result.exit_code for result in results)
+
+
+def _run_series(series: Series, options: LabelOptions) -> list[LabelResult]:
+    from beam_inference.segmentation.make_labels import make_series
+
+    _print_need(series.plans[0])
+    results = make_series(series, options.beam_flags, overwrite=options.overwrite)
+    product = f"{len(results)} volumes in {series.url}"
+    print(results[0].outcome.summary(product, options.command_to_continue))
+    finished: list[LabelResult] = []
+    for plan, result in zip(series.plans, results, strict=True):
+        if result.objects is not None:
+            print(f"threshold {plan.threshold:.10g}: {result.objects} segments in {result.url}")
+        _print_warning(result)
+        is_usual = all(each.exit_code == COMPLETE for each in finished)
+        finished.append(_with_scales(plan, result, options) if is_usual else result)
+    return finished
+
+
+def _series_values(series: Series, results: Sequence[LabelResult]) -> Json:
+    """The outcome of several thresholds, as JSON values."""
+    from beam_inference.cli.status_text import stage_values
+
+    return {
+        **stage_values(results[0].outcome),
+        "complete": all(result.exit_code == COMPLETE for result in results),
+        "output": series.url,
+        "volumes": [
+            {"threshold": plan.threshold, **_volume_values(result)}
+            for plan, result in zip(series.plans, results, strict=True)
+        ],
+    }
+
+
 def _label_values(result: LabelResult) -> Json:
     """The outcome of a command that makes labels, as JSON values."""
+    from beam_inference.cli.status_text import stage_values
+
+    return {
+        **stage_values(result.outcome),
+        "complete": result.exit_code == COMPLETE,
+        **_volume_values(result),
+    }
+
+
+def _volume_values(result: LabelResult) -> Json:
+    """A volume of labels, as JSON values."""
     from beam_inference.cli.status_text import stage_values
 
     pyramid = result.pyramid
@@ -327,8 +411,6 @@ def _label_values(result: LabelResult) -> Json:
     if pyramid is not None:
         scales = {**stage_values(pyramid.outcome), "scales": len(pyramid.scales)}
     return {
-        **stage_values(result.outcome),
-        "complete": result.exit_code == COMPLETE,
         "output": result.url,
         "table": result.table_url,
         "objects": result.objects,

@@ -28,6 +28,7 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
+from beam_inference.segmentation.scratch import Scratch
 from beam_inference.segmentation.thresholds import check_threshold
 from beam_inference.volumes.kvstores import LOCAL, delete_folder, open_kvstore, url_of
 from beam_inference.volumes.opening import open_volume
@@ -229,21 +230,46 @@ def run_evaluation(plan: EvaluationPlan, state: str, flags: Sequence[str]) -> Ev
     Raises:
         UserError: the folder cannot be written, or not be reached by the workers.
     """
+    evaluations, outcome = run_evaluations([plan], plan.description, state, flags)
+    return EvaluationResult(evaluations[0] if evaluations else None, outcome)
+
+
+def run_evaluations(
+    plans: Sequence[EvaluationPlan], description: Json, state: str, flags: Sequence[str]
+) -> tuple[list[Evaluation], StageOutcome]:
+    """Do what is missing of evaluations of several outputs by the same labels, all at once.
+
+    Args:
+        plans: plans that differ in their output.
+        description: everything that determines what is counted.
+        state: URL of a folder, whose state folder holds the records.
+        flags: Beam's flags.
+
+    Returns:
+        The evaluations, none unless all chunks are done; and how the stages ended.
+
+    Raises:
+        UserError: the folder cannot be written, or not be reached by the workers.
+    """
+    storage = plans[0].storage
     check_writable(state)
-    check_place(flags, [plan.output, plan.labels, state])
-    job = stage_job("evaluate", plan.description, state, plan.storage, ())
+    check_place(flags, [state, *(url for plan in plans for url in (plan.output, plan.labels))])
+    job = stage_job("evaluate", description, state, storage, ())
+    scratch_url = f"{job.state_url}/evaluate_scratch/{job.fingerprint[:16]}"
     # Any number of evaluations of a volume may be under way.
     job = replace(job, kind=f"evaluate/{job.fingerprint[:16]}")
-    plan = replace(plan, scratch_url=f"{job.state_url}/evaluate_scratch/{job.fingerprint[:16]}")
-    job = replace(job, stages=evaluation_stages(plan))
+    plans = [
+        replace(plan, scratch_url=f"{scratch_url}/{number}") for number, plan in enumerate(plans)
+    ]
+    job = replace(job, stages=evaluation_stages(*plans))
     StageRecords(job).begin()
     tasks = sum(stage.count for stage in job.stages)
-    outcome = run_stages(job, flags, plan.grid.roi.size / tasks)
+    outcome = run_stages(job, flags, len(plans) * plans[0].grid.roi.size / tasks)
     if not outcome.is_complete:
-        return EvaluationResult(None, outcome)
-    evaluation = read_evaluation(plan)
-    _forget(job, plan)
-    return EvaluationResult(evaluation, outcome)
+        return [], outcome
+    evaluations = [read_evaluation(plan) for plan in plans]
+    _forget(job, scratch_url)
+    return evaluations, outcome
 
 
 def read_evaluation(plan: EvaluationPlan) -> Evaluation:
@@ -288,9 +314,9 @@ def read_evaluation(plan: EvaluationPlan) -> Evaluation:
     )
 
 
-def _forget(job: StageJob, plan: EvaluationPlan) -> None:
+def _forget(job: StageJob, scratch_url: str) -> None:
     """Remove the records of an evaluation: the volumes may be others when it is asked for again."""
-    plan.scratch().delete()
+    Scratch(scratch_url, job.storage).delete()
     delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
 
 

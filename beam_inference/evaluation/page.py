@@ -11,6 +11,7 @@ from beam_inference.errors import BeamInferenceError, ConfigError
 from beam_inference.evaluation.evaluate import Evaluation
 from beam_inference.evaluation.map_scores import Bounded, MapScores
 from beam_inference.evaluation.object_scores import ClassDice, ObjectScores, WorstObject
+from beam_inference.evaluation.series import SeriesEvaluation
 from beam_inference.view.layers import View, view_of
 from beam_inference.view.viewer_state import Boxes, hosted_link
 
@@ -30,6 +31,30 @@ def describe_evaluation(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
+def describe_series(series: SeriesEvaluation) -> str:
+    """The scores of several thresholds as a table, and the best of them."""
+    lines = [_SERIES_HEADER]
+    for each in series.volumes:
+        scores = each.objects
+        lines.append(
+            f"{each.threshold:>10.10g} {scores.segments:>12,} "
+            f"{scores.variation_of_information:>12.6f} {scores.information_split:>10.6f} "
+            f"{scores.information_merge:>10.6f} {scores.adapted_rand_error:>14.6f}"
+        )
+    for name, best in (
+        ("variation of information", series.best),
+        ("adapted Rand error", series.best_by_rand),
+    ):
+        lines.append(f"least {name}: threshold {best.threshold:.10g}, {best.evaluation.output}")
+    return "\n".join(lines)
+
+
+_SERIES_HEADER = (
+    f"{'threshold':>10} {'segments':>12} {'information':>12} {'split':>10} {'merge':>10} "
+    f"{'adapted Rand':>14}"
+)
+
+
 def describe_places(evaluation: Evaluation) -> str:
     """The worst objects and places as lines of text."""
     lines = []
@@ -46,8 +71,12 @@ def describe_places(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
-def render_evaluation(evaluation: Evaluation) -> str:
+def render_evaluation(evaluation: Evaluation, series: SeriesEvaluation | None = None) -> str:
     """Render the page as HTML; what comes from outside is escaped.
+
+    Args:
+        evaluation: the evaluation.
+        series: the thresholds that it is the best of; None where there is one volume.
 
     Raises:
         ConfigError: Jinja is not installed.
@@ -60,7 +89,7 @@ def render_evaluation(evaluation: Evaluation) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page: str = environment.get_template("page.html").render(_values(evaluation))
+    page: str = environment.get_template("page.html").render(_values(evaluation, series))
     return page
 
 
@@ -74,12 +103,13 @@ def _jinja() -> ModuleType:
     return jinja2
 
 
-def _values(evaluation: Evaluation) -> Json:
+def _values(evaluation: Evaluation, series: SeriesEvaluation | None) -> Json:
     links, how_to_look = _links(evaluation)
+    table = "" if series is None else f"{describe_series(series)}\n\n"
     roc = () if evaluation.map is None else evaluation.map.roc
     return {
         "evaluation": evaluation,
-        "text": describe_evaluation(evaluation),
+        "text": table + describe_evaluation(evaluation),
         "curve": _path(roc),
         "how_to_look": how_to_look,
         "places": [

@@ -16,7 +16,6 @@ overlap, twice while it grows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,7 @@ from beam_inference.evaluation.overlaps import (
 from beam_inference.evaluation.plans import EvaluationPlan
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.segmentation.numbering import DoChunk, Stage
+from beam_inference.segmentation.numbering import DoChunk, Stage, stage_for_each
 from beam_inference.segmentation.scratch import Arrays
 
 PLACE = np.dtype(
@@ -43,15 +42,19 @@ PLACE = np.dtype(
 """A cell: its box, ZYX; voxels of it that are judged, and those that are wrong."""
 
 
-def evaluation_stages(plan: EvaluationPlan) -> tuple[Stage, ...]:
-    """All stages, in their order."""
-    chunks = plan.grid.count
+def evaluation_stages(*plans: EvaluationPlan) -> tuple[Stage, ...]:
+    """All stages, in their order.
+
+    Args:
+        plans: at least one. Several differ in their output and in their scratch folder.
+    """
+    plan = plans[0]
     is_map = plan.kind == "map"
     return (
-        Stage("count", chunks, partial(count_map if is_map else count_labels, plan)),
-        Stage("sum", 1, partial(sum_maps if is_map else sum_labels, plan)),
-        Stage("rank", chunks, partial(rank, plan)),
-        Stage("gather", 1, partial(gather, plan)),
+        stage_for_each("count", plan.grid.count, plans, count_map if is_map else count_labels),
+        stage_for_each("sum", 1, plans, sum_maps if is_map else sum_labels),
+        stage_for_each("rank", plan.grid.count, plans, rank),
+        stage_for_each("gather", 1, plans, gather),
     )
 
 

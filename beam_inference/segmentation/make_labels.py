@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from beam_inference.beam.stage_runner import StageOutcome, run_stages
 from beam_inference.config.fields import Json
@@ -32,9 +33,16 @@ from beam_inference.segmentation.numbering import Stage
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan, SegmentationPlan
 from beam_inference.segmentation.segment_job import plan_segmentation
 from beam_inference.segmentation.segment_stages import segment_stages
+from beam_inference.segmentation.series import (
+    SERIES_FILE,
+    Series,
+    volume_name,
+    write_thresholds,
+)
 from beam_inference.segmentation.table import count_of
+from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import LOCAL
-from beam_inference.volumes.outputs import create_output, open_output
+from beam_inference.volumes.outputs import create_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,20 +247,63 @@ def make_labels(plan: LabelPlan, flags: Sequence[str], *, overwrite: bool = Fals
     Raises:
         StateError: something else was begun there.
     """
-    job = stage_job(plan.kind, plan.description, plan.output.url, plan.storage, ())
+    (result,) = _make_volumes(plan.output.url, plan.description, [plan], flags, overwrite=overwrite)
+    return result
+
+
+def make_series(
+    series: Series, flags: Sequence[str], *, overwrite: bool = False
+) -> list[LabelResult]:
+    """Make what is missing of segmentations at several thresholds, from one watershed.
+
+    Args:
+        series: the plans.
+        flags: Beam's flags.
+        overwrite: whether to discard what was done for the folder.
+
+    Returns:
+        The volumes, in the order of thresholds; all have the same outcome.
+
+    Raises:
+        StateError: something else was begun there.
+    """
+    results = _make_volumes(
+        series.url, series.description, series.plans, flags, overwrite=overwrite
+    )
+    if results[0].outcome.is_complete:
+        write_thresholds(series)
+    return results
+
+
+def _make_volumes(
+    url: str,
+    description: Json,
+    plans: Sequence[LabelPlan],
+    flags: Sequence[str],
+    *,
+    overwrite: bool,
+) -> list[LabelResult]:
+    """Make the volumes of plans that share their first stages; their records are at a URL."""
+    first = plans[0]
+    job = stage_job(first.kind, description, url, first.storage, ())
     # In the state folder, but not in the job's own: that is listed to find out what is done.
-    scratch_url = f"{job.state_url}/{plan.kind}_scratch/{job.fingerprint[:16]}"
-    plan = replace(plan, scratch_url=scratch_url)
-    job = replace(job, stages=_stages(plan))
+    scratch_url = f"{job.state_url}/{first.kind}_scratch/{job.fingerprint[:16]}"
+    plans = [replace(plan, scratch_url=scratch_url) for plan in plans]
+    job = replace(job, stages=_stages(plans))
     if overwrite:
-        _plan_replacement(job, plan).remove()
+        _plan_replacement(job, url, first).remove()
     else:
-        _check_no_other_labels(job, plan)
+        _check_no_other_labels(job, {url, *(plan.output.url for plan in plans)})
     StageRecords(job).begin()
-    create_output(plan.output)
-    record_command(job.kind, job, plan.output, plan.source, _how(plan))
+    for plan in plans:
+        create_output(plan.output)
+        record_command(job.kind, job, plan.output, plan.source, _how(plan))
     tasks = sum(stage.count for stage in job.stages)
-    outcome = run_stages(job, flags, plan.grid.roi.size / tasks)
+    outcome = run_stages(job, flags, len(plans) * first.grid.roi.size / tasks)
+    return [_result(plan, outcome) for plan in plans]
+
+
+def _result(plan: LabelPlan, outcome: StageOutcome) -> LabelResult:
     objects = count_of(plan) if outcome.is_complete else None
     warning = None if objects is None else degenerate_warning(plan, objects)
     return LabelResult(plan.output.url, plan.table_url, objects, outcome, warning)
@@ -266,26 +317,50 @@ def _how(plan: LabelPlan) -> Json:
     return {"input": source, **parts}
 
 
-def _stages(plan: LabelPlan) -> tuple[Stage, ...]:
-    if isinstance(plan, ComponentPlan):
-        return component_stages(plan)
-    assert isinstance(plan, SegmentationPlan)
-    return segment_stages(plan)
+def _stages(plans: Sequence[LabelPlan]) -> tuple[Stage, ...]:
+    first = plans[0]
+    if isinstance(first, ComponentPlan):
+        return component_stages(first)
+    return segment_stages(*cast(Sequence[SegmentationPlan], plans))
 
 
 _KINDS: tuple[type[LabelPlan], ...] = (ComponentPlan, SegmentationPlan)
 
 
-def _plan_replacement(job: StageJob, plan: LabelPlan) -> Replacement:
-    """Find out what is removed at the target: its volume, tables, coarser scales and records."""
-    url = plan.output.url
-    further = [f"{kind.table_folder}/" for kind in _KINDS]
-    further += begun_names(job, plan.output)
-    further += begun_folders(url, plan.storage)
-    return plan_replacement(url, plan.storage, further)
+def _plan_replacement(job: StageJob, url: str, plan: LabelPlan) -> Replacement:
+    """Find out what is removed at a URL: a volume, or those of a series, and what belongs to them.
+
+    Args:
+        job: what will be made there.
+        url: the URL.
+        plan: the plan of a volume there, or of one in its folder.
+    """
+    volumes = _earlier_volumes(job)
+    for name in volumes:  # raises if anything else lies in their folders, which are removed whole
+        _plan_removal(job, f"{url}/{name}", plan, [])
+    return _plan_removal(job, url, plan, [SERIES_FILE, *(f"{name}/" for name in volumes)])
 
 
-def _check_no_other_labels(job: StageJob, plan: LabelPlan) -> None:
+def _plan_removal(job: StageJob, url: str, plan: LabelPlan, further: Sequence[str]) -> Replacement:
+    """Find out what is removed at a URL: its volume, tables, coarser scales and records."""
+    tables = [f"{kind.table_folder}/" for kind in _KINDS]
+    begun = begun_names(job, replace(plan.output, url=url))
+    scales = begun_folders(url, plan.storage)
+    return plan_replacement(url, plan.storage, [*tables, *begun, *scales, *further])
+
+
+def _earlier_volumes(job: StageJob) -> list[str]:
+    """Names of the volumes of the series that was begun where a job is to write; none if none was.
+
+    Raises:
+        StateError: the state folder cannot be read.
+    """
+    earlier = StageRecords(replace(job, kind=SegmentationPlan.kind)).earlier_job()
+    thresholds = [] if earlier is None else earlier.description.get("threshold")
+    return [volume_name(each) for each in thresholds] if isinstance(thresholds, list) else []
+
+
+def _check_no_other_labels(job: StageJob, urls: Iterable[str]) -> None:
     """Refuse a target with labels of another kind, or of another origin. Raises StateError."""
     for kind in (plan.kind for plan in _KINDS if plan.kind != job.kind):
         if StageRecords(replace(job, kind=kind)).earlier_job() is not None:
@@ -294,12 +369,14 @@ def _check_no_other_labels(job: StageJob, plan: LabelPlan) -> None:
                 "there would be mixed with this. Use another target, or pass --overwrite to make "
                 "everything again."
             )
-    exists = open_output(plan.output) is not None
-    if exists and StageRecords(job).earlier_job() is None:
-        raise StateError(
-            f"{plan.output.url} holds a volume that no {plan.kind} has begun: its voxels would "
-            "be mixed with the new ones. Use another target, or pass --overwrite to replace it."
-        )
+    if StageRecords(job).earlier_job() is not None:
+        return
+    for url in urls:
+        if volume_at(url, job.storage) is not None:
+            raise StateError(
+                f"{url} holds a volume that no {job.kind} has begun: its voxels would "
+                "be mixed with the new ones. Use another target, or pass --overwrite to replace it."
+            )
 
 
 def make_coarser_scales(plan: LabelPlan, flags: Sequence[str]) -> PyramidResult | None:

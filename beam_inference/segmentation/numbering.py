@@ -24,9 +24,10 @@ row of chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,7 @@ from beam_inference.segmentation.union import number_components, unite
 from beam_inference.volumes.volume import Volume
 
 DoChunk = Callable[[int], None]
+Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,30 @@ class Stage:
     def make_worker(self) -> DoChunk:
         """Make the function that does one of its chunks."""
         return self.make()
+
+
+def stage_for_each(
+    name: str, count: int, plans: Sequence[Plan], make: Callable[[Plan], DoChunk]
+) -> Stage:
+    """Make one stage that does the same for each of several plans.
+
+    Args:
+        name: name of the stage.
+        count: its chunks for one plan.
+        plans: the plans; all chunks of the first come first.
+        make: a picklable function that makes the worker of one plan.
+    """
+    return Stage(name, count * len(plans), partial(_make_each, count, tuple(plans), make))
+
+
+def _make_each(count: int, plans: Sequence[Plan], make: Callable[[Plan], DoChunk]) -> DoChunk:
+    workers = [make(plan) for plan in plans]
+
+    def do(index: int) -> None:
+        which, chunk = divmod(index, count)
+        workers[which](chunk)
+
+    return do
 
 
 def numbering_stages(plan: LabelPlan) -> tuple[Stage, ...]:

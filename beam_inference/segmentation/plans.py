@@ -164,6 +164,8 @@ class SegmentationPlan(LabelPlan):
         high: the watershed joins all voxels of this affinity or more.
         threshold: fragments are joined while their mean affinity is at least this.
         floats: whether affinities are floating-point numbers.
+        name: name of the output among those at other thresholds, which share the scratch folder;
+            empty where there is one.
     """
 
     channels: Zyx
@@ -172,6 +174,7 @@ class SegmentationPlan(LabelPlan):
     high: float
     threshold: float
     floats: bool
+    name: str = ""
     kind: ClassVar[str] = "segment"
     table_folder: ClassVar[str] = "segments"
     working_bytes: ClassVar[int] = 24
@@ -209,3 +212,8 @@ class SegmentationPlan(LabelPlan):
         while max(shapes[-1]) > 1:
             shapes.append(zyx.ceil_div_each(shapes[-1], (2, 2, 2)))
         return tuple(shapes)
+
+    def joins(self) -> Scratch:
+        """The arrays that stages write for one another which depend on the threshold."""
+        url = f"{self.scratch_url}/{self.name}" if self.name else self.scratch_url
+        return Scratch(url, self.storage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from beam_inference.arrays import AnyDtype
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.zyx import Zyx
@@ -70,14 +71,9 @@ def plan_segmentation(
         )
     if volume.dtype.name not in _DTYPES:
         raise ConfigError(f"{source} holds {volume.dtype}: affinities are {', '.join(_DTYPES)}")
-    for name, value in (("--threshold", threshold), ("--low", low), ("--high", high)):
-        may_exclude_all = name != "--low"
-        check_threshold(name, value, volume.dtype, source, may_exclude_all=may_exclude_all)
-        if volume.dtype.kind == "f" and abs(value) > MOST:
-            raise ConfigError(
-                f"{name} {value:g}: affinities that are not integers are distinguished from -1024 "
-                "to 1024"
-            )
+    check_agglomeration_threshold(threshold, volume.dtype, source)
+    for name, value in (("--low", low), ("--high", high)):
+        _check_limit(name, value, volume.dtype, source, may_exclude_all=name == "--high")
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
     output, grid = plan_output(volume, target, layout, _SIDE, storage, overwrite=overwrite)
@@ -96,3 +92,28 @@ def plan_segmentation(
         storage=storage,
         input_bytes=3 * volume.dtype.itemsize,
     )
+
+
+def check_agglomeration_threshold(threshold: float, dtype: AnyDtype, source: str) -> None:
+    """Refuse a threshold of mean affinities that those of a volume cannot be compared with.
+
+    Args:
+        threshold: in stored units.
+        dtype: what the volume holds.
+        source: its URL, for messages.
+
+    Raises:
+        ConfigError: it is refused.
+    """
+    _check_limit("--threshold", threshold, dtype, source, may_exclude_all=True)
+
+
+def _check_limit(
+    flag: str, value: float, dtype: AnyDtype, source: str, *, may_exclude_all: bool
+) -> None:
+    check_threshold(flag, value, dtype, source, may_exclude_all=may_exclude_all)
+    if dtype.kind == "f" and abs(value) > MOST:
+        raise ConfigError(
+            f"{flag} {value:g}: affinities that are not integers are distinguished from -1024 "
+            "to 1024"
+        )

@@ -21,7 +21,8 @@ A segment's id is the least of its fragments' ids, which are in the order of fir
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -40,6 +41,7 @@ from beam_inference.segmentation.numbering import (
     numbering_stages,
     save_chunk,
     save_pairs,
+    stage_for_each,
     write_ids,
 )
 from beam_inference.segmentation.plans import SegmentationPlan
@@ -62,30 +64,39 @@ from beam_inference.volumes.outputs import create_output
 from beam_inference.volumes.volume import Volume
 
 
-def segment_stages(plan: SegmentationPlan) -> tuple[Stage, ...]:
-    """All stages, in their order."""
+def segment_stages(*plans: SegmentationPlan) -> tuple[Stage, ...]:
+    """All stages, in their order.
+
+    Args:
+        plans: at least one. Several differ in threshold, name and output; they share the fragments
+            and their graph.
+    """
+    plan = plans[0]
     chunks = plan.grid.count
     top = len(plan.tiers) - 1
-    groups = [int(np.prod(shape)) for shape in plan.tiers]
     return (
         Stage("label", chunks, partial(label, plan)),
         Stage("match", chunks, partial(match, plan)),
         *numbering_stages(
             replace(plan, min_size=1)
         ),  # a small fragment may be part of a large segment
-        Stage("join0", chunks, partial(join_chunk, plan)),
+        Stage("join0", chunks, partial(join_chunk, plans)),
         *(
-            Stage(f"join{tier}", groups[tier], partial(join_group, plan, tier))
+            stage_for_each(f"join{tier}", _groups(plan, tier), plans, partial(join_group, tier))
             for tier in range(1, top + 1)
         ),
         *(
-            Stage(f"settle{tier}", groups[tier], partial(settle, plan, tier))
+            stage_for_each(f"settle{tier}", _groups(plan, tier), plans, partial(settle, tier))
             for tier in range(top - 1, 0, -1)
         ),
-        Stage("paint", chunks, partial(paint, plan)),
-        Stage("tabulate", 1, partial(tabulate_segments, plan, partial(_all_records, groups))),
+        stage_for_each("paint", chunks, plans, paint),
+        stage_for_each("tabulate", 1, plans, tabulate),
         Stage("clean", 1, partial(clean, plan)),
     )
+
+
+def _groups(plan: SegmentationPlan, tier: int) -> int:
+    return math.prod(plan.tiers[tier])
 
 
 def _affinities(plan: SegmentationPlan) -> Volume:
@@ -128,9 +139,11 @@ def match(plan: SegmentationPlan) -> DoChunk:
     return do
 
 
-def join_chunk(plan: SegmentationPlan) -> DoChunk:
-    """Make the worker that joins what can be joined within a chunk."""
+def join_chunk(plans: Sequence[SegmentationPlan]) -> DoChunk:
+    """Make the worker that joins what can be joined within a chunk, at each plan's threshold."""
+    plan = plans[0]
     scratch = plan.scratch()
+    joins = [each.joins() for each in plans]
 
     def do(index: int) -> None:
         has_before, _ = seams_of(plan.grid, index)
@@ -148,7 +161,8 @@ def join_chunk(plan: SegmentationPlan) -> DoChunk:
             before,
             [faces[f"last{axis}"] for axis in range(3)],
         )
-        _join(plan, scratch, 0, index, part)
+        for each, its_joins in zip(plans, joins, strict=True):
+            _join(each, its_joins, 0, index, part)
 
     return do
 
@@ -167,9 +181,9 @@ def _seam_before(
     )
 
 
-def join_group(plan: SegmentationPlan, tier: int) -> DoChunk:
+def join_group(tier: int, plan: SegmentationPlan) -> DoChunk:
     """Make the worker that joins what can be joined within a group."""
-    scratch = plan.scratch()
+    joins = plan.joins()
 
     def do(group: int) -> None:
         position = np.unravel_index(group, plan.tiers[tier])
@@ -177,39 +191,39 @@ def join_group(plan: SegmentationPlan, tier: int) -> DoChunk:
         for z, y, x in product((0, 1), repeat=3):
             below = tuple(2 * int(p) + s for p, s in zip(position, (z, y, x), strict=True))
             if all(p < n for p, n in zip(below, plan.tiers[tier - 1], strict=True)):
-                file = scratch.read(
+                file = joins.read(
                     f"rest{tier - 1}", int(np.ravel_multi_index(below, plan.tiers[tier - 1]))
                 )
                 parts[z, y, x] = from_arrays(file)
-        _join(plan, scratch, tier, group, group_part(parts))
+        _join(plan, joins, tier, group, group_part(parts))
 
     return do
 
 
-def _join(plan: SegmentationPlan, scratch: Scratch, tier: int, index: int, part: Part) -> None:
+def _join(plan: SegmentationPlan, joins: Scratch, tier: int, index: int, part: Part) -> None:
     outcome = settle_part(part, as_limit(plan.threshold, floats=plan.floats))
     large = outcome.records["voxels"] >= plan.min_size
     small = np.isin(outcome.to, outcome.final[~large])
-    scratch.write(f"rest{tier}", index, **as_arrays(outcome.rest))
-    scratch.write(f"final{tier}", index, names=outcome.final[large], records=outcome.records[large])
+    joins.write(f"rest{tier}", index, **as_arrays(outcome.rest))
+    joins.write(f"final{tier}", index, names=outcome.final[large], records=outcome.records[large])
     to = np.where(small, 0, outcome.to)
-    scratch.write(f"ends{tier}", index, names=outcome.names, to=to, settled=outcome.settled)
+    joins.write(f"ends{tier}", index, names=outcome.names, to=to, settled=outcome.settled)
 
 
-def settle(plan: SegmentationPlan, tier: int) -> DoChunk:
+def settle(tier: int, plan: SegmentationPlan) -> DoChunk:
     """Make the worker that writes the fate of the regions that a group had to do with."""
-    scratch = plan.scratch()
+    joins = plan.joins()
 
     def do(group: int) -> None:
-        names, to = _ends(plan, scratch, tier, group)
-        scratch.write(f"settled{tier}", group, names=names, to=to)
+        names, to = _ends(plan, joins, tier, group)
+        joins.write(f"settled{tier}", group, names=names, to=to)
 
     return do
 
 
-def _ends(plan: SegmentationPlan, scratch: Scratch, tier: int, index: int) -> tuple[Names, Names]:
+def _ends(plan: SegmentationPlan, joins: Scratch, tier: int, index: int) -> tuple[Names, Names]:
     """Names of a part's regions, ascending, and of their segments, 0 for those removed."""
-    ends = scratch.read(f"ends{tier}", index)
+    ends = joins.read(f"ends{tier}", index)
     names = ends["names"]
     to = ends["to"]
     settled = ends["settled"]
@@ -218,7 +232,7 @@ def _ends(plan: SegmentationPlan, scratch: Scratch, tier: int, index: int) -> tu
         above = int(np.ravel_multi_index(position, plan.tiers[tier + 1]))
         last = tier + 2 == len(plan.tiers)
         kind = "ends" if last else "settled"
-        final = scratch.read(f"{kind}{tier + 1}", above)
+        final = joins.read(f"{kind}{tier + 1}", above)
         to = np.where(settled, to, _look_up(final["names"], final["to"], to))
     return names, to
 
@@ -233,10 +247,11 @@ def paint(plan: SegmentationPlan) -> DoChunk:
     """Make the worker that writes the output."""
     output = create_output(plan.output)
     scratch = plan.scratch()
+    joins = plan.joins()
 
     def do(index: int) -> None:
         ids = ids_of(scratch, index)
-        names, to = _ends(plan, scratch, 0, index)
+        names, to = _ends(plan, joins, 0, index)
         if len(ids) > 1:
             ids[1:] = _look_up(names, to, ids[1:])
         write_ids(plan, scratch, output, index, ids)
@@ -244,6 +259,12 @@ def paint(plan: SegmentationPlan) -> DoChunk:
     return do
 
 
-def _all_records(groups: list[int], scratch: Scratch) -> Iterator[Arrays]:
-    for tier, count in enumerate(groups):
-        yield from scratch.read_all(f"final{tier}", range(count))
+def tabulate(plan: SegmentationPlan) -> DoChunk:
+    """Make the worker that writes the table."""
+    return tabulate_segments(plan, partial(_all_records, plan))
+
+
+def _all_records(plan: SegmentationPlan) -> Iterator[Arrays]:
+    joins = plan.joins()
+    for tier in range(len(plan.tiers)):
+        yield from joins.read_all(f"final{tier}", range(_groups(plan, tier)))

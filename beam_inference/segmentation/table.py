@@ -85,22 +85,20 @@ def _records_of(
 
 def tabulate_segments(
     plan: LabelPlan,
-    read_records: Callable[[Scratch], Iterator[Arrays]],
+    read_records: Callable[[], Iterator[Arrays]],
     lines_per_part: int = LINES_PER_PART,
 ) -> Callable[[int], None]:
     """Write the whole table; a stage's worker.
 
     Args:
         plan: the plan.
-        read_records: reads "names" and "records" of all segments from the scratch folder, in any
-            order.
+        read_records: reads "names" and "records" of all segments, in any order.
         lines_per_part: lines of each part of the table but the last.
     """
-    scratch = plan.scratch()
     write = _writer(plan)
 
     def write_table(_: int) -> None:
-        arrays = list(read_records(scratch))
+        arrays = list(read_records())
         names = np.concatenate([part["names"] for part in arrays])
         records = np.concatenate([part["records"] for part in arrays])
         order = np.argsort(names)

@@ -518,6 +518,17 @@ def _parse_chunks(content: bytes, folder: Path) -> object:
     return None
 
 
+def _parse_thresholds(content: bytes, folder: Path) -> object:
+    from beam_inference.segmentation.series import read_thresholds
+    from beam_inference.volumes.kvstores import LOCAL
+
+    (folder / "thresholds.json").write_bytes(content)
+    thresholds = read_thresholds(folder.as_uri(), LOCAL)
+    assert thresholds
+    assert all(map(math.isfinite, thresholds))
+    return thresholds
+
+
 def _parse_levels(content: bytes, folder: Path) -> object:
     from beam_inference.config.job import Network
     from beam_inference.config.normalize import Contrast, Standard
@@ -1039,6 +1050,12 @@ PARSERS: Sequence[Parser] = (
         (b'{"chunk": 1, "fingerprint": "f"}', b"1e999", b"true"),
     ),
     Parser("stage-records", _stage_records, _parse_stage_records),
+    Parser(
+        "thresholds.json",
+        _fixed(b'{"thresholds": [0.25, 150]}'),
+        _parse_thresholds,
+        (b"1e999", b"null", b'"x"'),
+    ),
     Parser("levels", _levels, _parse_levels),
     Parser("cache", _cache_entries, _parse_cache_entry, (b'"sha256"', b"\n")),
     Parser("torchscript", lambda: [_torchscript()], _parse_network(".pt"), (b"PK\x01\x02",)),
