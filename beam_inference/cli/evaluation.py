@@ -45,6 +45,7 @@ class EvaluateOptions(PipelineOptions):
     worst: int
     state: str | None
     page: str | None
+    to: str | None
     json: bool
 
 
@@ -84,6 +85,7 @@ def add(subparsers: Subparsers) -> None:
         help="folder for records while it is under way (default: OUT)",
     )
     parser.add_argument("--page", metavar="FILE", help="also write a page, with places to look at")
+    parser.add_argument("--to", metavar="FILE", help="also write what --json prints, for boxes")
     add_json(parser)
     add_logging(parser)
     set_action(parser, EvaluateOptions, evaluate, takes_beam_flags=True)
@@ -205,24 +207,21 @@ def evaluate(options: EvaluateOptions) -> int:
         return outcome.exit_code
     if options.page is not None:
         Path(options.page).write_text(render_evaluation(evaluation, series), encoding="utf-8")
-    _print_evaluation(evaluation, series, as_json=options.json)
+    text = json.dumps((series or evaluation).as_json(), indent=1)
+    if options.to is not None:
+        Path(options.to).write_text(text, encoding="utf-8")
+    print(text if options.json else _describe(evaluation, series))
     return outcome.exit_code
 
 
-def _print_evaluation(
-    evaluation: Evaluation, series: SeriesEvaluation | None, *, as_json: bool
-) -> None:
+def _describe(evaluation: Evaluation, series: SeriesEvaluation | None) -> str:
     from beam_inference.evaluation.page import (
         describe_evaluation,
         describe_places,
         describe_series,
     )
 
-    if as_json:
-        print(json.dumps((series or evaluation).as_json(), indent=1))
-        return
+    lines = [describe_evaluation(evaluation), describe_places(evaluation)]
     if series is not None:
-        print(describe_series(series))
-        print(f"\nthreshold {series.best.threshold:.10g}:")
-    print(describe_evaluation(evaluation))
-    print(describe_places(evaluation))
+        lines = [describe_series(series), f"\nthreshold {series.best.threshold:.10g}:", *lines]
+    return "\n".join(lines)

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 
 from beam_inference.cli import (
+    boxes,
     cache,
     evaluation,
     jobs,
@@ -56,6 +57,7 @@ COMMAND_MODULES = (
     volumes,
     labels,
     evaluation,
+    boxes,
     training,
     cache,
     other,

@@ -54,7 +54,8 @@ class Evaluation:
     """How well a volume agrees with labels; what does not belong to its kind is None or empty.
 
     Attributes:
-        output: URL of the volume that was judged; labels: of the labels.
+        output: URL of the volume that was judged; scale and channel: of it.
+        labels: URL of the labels; labels_scale: of them.
         kind: what the volume holds: "objects", "classes" or "map".
         box: the voxels that both volumes have, ZYX.
         voxel_size_nm: ZYX; None where the volume does not say.
@@ -68,7 +69,10 @@ class Evaluation:
     """
 
     output: str
+    scale: int
+    channel: int
     labels: str
+    labels_scale: int
     kind: Kind
     box: BoundingBox
     voxel_size_nm: VoxelSizeNm | None
@@ -292,7 +296,10 @@ def read_evaluation(plan: EvaluationPlan) -> Evaluation:
     classes, dice = score_classes(result["table"]) if plan.kind == "classes" else ([], None)
     return Evaluation(
         output=plan.output,
+        scale=plan.scale,
+        channel=plan.channel,
         labels=plan.labels,
+        labels_scale=plan.labels_scale,
         kind=plan.kind,
         box=plan.grid.roi,
         voxel_size_nm=plan.open_output().voxel_size_nm,

@@ -15,6 +15,7 @@ from beam_inference.config.fields import (
     Margin,
     Model,
     Natural,
+    Point,
     Shape,
     Url,
     VoxelSize,
@@ -28,12 +29,36 @@ from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import shorten_value
 from beam_inference.geometry import zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.training.augmentation import Augmentation
 from beam_inference.training.labelled_volumes import LabelledVolume
 from beam_inference.training.split import PATCHES_PER_BLOCK, Split
 from beam_inference.training.targets import Classes, Stored, TargetConfig
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class BoxConfig(Model):
+    """A box of voxels of a volume."""
+
+    start: Point = Field(description="first voxel, z, y, x")
+    stop: Point = Field(description="one past the last voxel, z, y, x")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(b <= a for a, b in zip(self.start, self.stop, strict=True)):
+            raise ValueError(f"a box from {list(self.start)} to {list(self.stop)} has no voxels")
+        return self
+
+    @classmethod
+    def of(cls, box: BoundingBox) -> Self:
+        """The box as it stands in a file."""
+        return cls(start=box.start, stop=box.stop)
+
+    @property
+    def box(self) -> BoundingBox:
+        """The box."""
+        return BoundingBox(self.start, self.stop)
 
 
 class VolumeConfig(Model):
@@ -44,6 +69,12 @@ class VolumeConfig(Model):
     scale: Natural = Field(0, description="which scale of the image, 0 the finest")
     labels_scale: Natural = Field(0, description="which scale of the labels")
     mask: Mask | None = Field(None, description="where labels count; everywhere if none")
+    within: BoxConfig | None = Field(
+        None, description="box in which labels count; everywhere if none"
+    )
+    without: list[BoxConfig] = Field(
+        [], description="boxes in which labels do not count, such as those corrected since"
+    )
     name: str = Field("", description="of the place that the volume shows, for the split")
     weight: PositiveFloat = Field(1.0, description="how often samples come from it, per place")
 
@@ -200,6 +231,8 @@ class TrainingConfig(Model):
                 each.mask,
                 each.name,
                 each.weight,
+                None if each.within is None else each.within.box,
+                tuple(part.box for part in each.without),
             )
             for each in self.volumes
         ]

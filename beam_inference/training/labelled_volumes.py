@@ -41,6 +41,8 @@ class LabelledVolume:
             they have names of their own.
         weight: how often boxes come from here, for each place where one fits, compared with other
             volumes.
+        within: box in which labels count; everywhere if None.
+        without: boxes in which they do not.
     """
 
     image: str | VolumeSource
@@ -48,6 +50,8 @@ class LabelledVolume:
     mask: MaskConfig | None = None
     name: str = ""
     weight: float = 1.0
+    within: BoundingBox | None = None
+    without: tuple[BoundingBox, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class OpenLabelledVolume:
         mask: where labels count; everywhere if None.
         name: as of :class:`LabelledVolume`.
         weight: as of :class:`LabelledVolume`.
+        within: as of :class:`LabelledVolume`.
+        without: as of :class:`LabelledVolume`.
         patch_shape: voxels of a patch, ZYX.
         crop_margin: voxels of the image around the patch, on each side, ZYX.
     """
@@ -86,6 +92,8 @@ class OpenLabelledVolume:
     mask: Mask | None
     name: str
     weight: float
+    within: BoundingBox | None
+    without: tuple[BoundingBox, ...]
     patch_shape: Zyx
     crop_margin: Zyx
 
@@ -134,7 +142,28 @@ class OpenLabelledVolume:
         valid = np.ones((1, *box.shape), np.uint8)
         if self.mask is not None:
             retry_with_backoff(_may_pass, attempts=_READ_ATTEMPTS)(self.mask.fill, valid, box)
+        self._leave_out_boxes(valid, box)
         return labels, valid.astype(bool)
+
+    def _leave_out_boxes(self, valid: NDArray[np.uint8], box: BoundingBox) -> None:
+        """Set to zero where labels of a patch (1, Z, Y, X) do not count, for the boxes they are in.
+
+        Args:
+            valid: where they count by the mask; changed in place.
+            box: the patch.
+        """
+        if self.within is not None:
+            counts = np.zeros_like(valid)
+            part = box.intersection(self.within)
+            if part.size:
+                z, y, x = part.slices_in(box)
+                counts[:, z, y, x] = valid[:, z, y, x]
+            valid[...] = counts
+        for each in self.without:
+            part = box.intersection(each)
+            if part.size:
+                z, y, x = part.slices_in(box)
+                valid[:, z, y, x] = 0
 
     def read_image(self, box: BoundingBox) -> AnyArray:
         """Image of a patch grown by the crop margin (channels, Z, Y, X)."""
@@ -170,7 +199,15 @@ def open_labelled_volume(
         config = volume.mask.model_copy(update={"path": as_url(volume.mask.path), "fill_value": 0})
         mask = open_mask("mask", config, image.voxel_size_nm, image_source.storage)
     opened = OpenLabelledVolume(
-        image, labels, mask, volume.name, volume.weight, patch_shape, crop_margin
+        image,
+        labels,
+        mask,
+        volume.name,
+        volume.weight,
+        volume.within,
+        volume.without,
+        patch_shape,
+        crop_margin,
     )
     if opened.starts.size == 0:
         raise VolumeError(

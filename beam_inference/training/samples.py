@@ -324,7 +324,11 @@ def _place(volume: LabelledVolume) -> list[object]:
         [each.path, each.spec, each.scale, each.channel, dict(each.select)] for each in sources
     ]
     mask = None if volume.mask is None else volume.mask.model_dump(mode="json")
-    return [places, mask, volume.name, volume.weight]
+    place: list[object] = [places, mask, volume.name, volume.weight]
+    if volume.within is not None or volume.without:
+        within = None if volume.within is None else asdict(volume.within)
+        place.append([within, [asdict(each) for each in volume.without]])
+    return place
 
 
 def _as_batch(number: int, samples: Sequence[_Sample]) -> Batch:

@@ -529,6 +529,64 @@ def _parse_thresholds(content: bytes, folder: Path) -> object:
     return thresholds
 
 
+def _evaluations() -> list[bytes]:
+    box = {"start": [0, 0, 0], "stop": [2, 3, 4]}
+    volume = {
+        "output": "file:///out",
+        "scale": 0,
+        "channel": 0,
+        "labels": "gs://b/labels",
+        "labels_scale": 0,
+        "places": [{"box": box, "judged": 24, "wrong": 3}],
+        "judged": 24,
+    }
+    series = {
+        "best": {"variation_of_information": 150.0},
+        "thresholds": [{"threshold": 150.0, **volume}],
+    }
+    return [json.dumps(each).encode() for each in (volume, series)]
+
+
+def _parse_evaluation(content: bytes, folder: Path) -> object:
+    from beam_inference.evaluation.boxes import load_evaluation
+
+    (folder / "evaluation.json").write_bytes(content)
+    evaluation = load_evaluation(folder / "evaluation.json")
+    assert all(place.box.box.size > 0 for place in evaluation.places)
+    return evaluation
+
+
+def _boxes_records() -> list[bytes]:
+    box = {"start": [0, 0, 0], "stop": [2, 3, 4]}
+    record = {
+        "training": "/training.yaml",
+        "volume": {"image": "em", "labels": "labels", "within": box},
+        "split": {"block_shape": [8, 8, 8]},
+        "format": "tiff",
+        "boxes": [
+            {
+                "name": "box_0001",
+                "core": box,
+                "box": box,
+                "judged": 24,
+                "wrong": 3,
+                "labels_sha256": "00",
+            }
+        ],
+    }
+    return [json.dumps(record).encode()]
+
+
+def _parse_boxes_record(content: bytes, folder: Path) -> object:
+    from beam_inference.evaluation.boxes import box_path, load_boxes
+
+    (folder / "boxes.json").write_bytes(content)
+    record = load_boxes(folder)
+    for box in record.boxes:
+        assert box_path(folder / box.name, "labels", record.format).parent.parent == folder
+    return record
+
+
 def _parse_levels(content: bytes, folder: Path) -> object:
     from beam_inference.config.job import Network
     from beam_inference.config.normalize import Contrast, Standard
@@ -1056,6 +1114,8 @@ PARSERS: Sequence[Parser] = (
         _parse_thresholds,
         (b"1e999", b"null", b'"x"'),
     ),
+    Parser("evaluation", _evaluations, _parse_evaluation, (b'"best"', b'"thresholds"', b"../")),
+    Parser("boxes.json", _boxes_records, _parse_boxes_record, (b"../", b"box_0001", b"1e999")),
     Parser("levels", _levels, _parse_levels),
     Parser("cache", _cache_entries, _parse_cache_entry, (b'"sha256"', b"\n")),
     Parser("torchscript", lambda: [_torchscript()], _parse_network(".pt"), (b"PK\x01\x02",)),

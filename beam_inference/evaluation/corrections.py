@@ -1,0 +1,190 @@
+"""Labels that annotators have corrected in small volumes, back as volumes of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from beam_inference.arrays import AnyArray
+from beam_inference.conversion.find_source import find_source
+from beam_inference.errors import ConfigError, StateError, VolumeError
+from beam_inference.evaluation.boxes import (
+    BoxesRecord,
+    BoxRecord,
+    box_path,
+    hash_labels,
+    load_boxes,
+    write_blocks,
+)
+from beam_inference.job.replacement import plan_replacement
+from beam_inference.training.config import (
+    SplitConfig,
+    TrainingConfig,
+    VolumeConfig,
+    load_training,
+)
+from beam_inference.training.results import WEIGHTS
+from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.opening import open_volume
+
+_CORRECTED = "corrected"
+_FORMAT = "precomputed"
+_LARGEST_UINT32 = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """What was taken back.
+
+    Attributes:
+        training: path of the training file that was written.
+        taken: names of the boxes whose labels were corrected.
+        unchanged: names of those that are as they were exported, and were left out.
+        weights: path of the weights that the training begins with; None for random ones.
+    """
+
+    training: Path
+    taken: Sequence[str]
+    unchanged: Sequence[str]
+    weights: str | None
+
+
+def take_corrections(folder: Path, to: Path, *, weight: float = 1.0) -> Corrections:
+    """Take corrected labels back: as volumes of a further training, in the same split.
+
+    The labels keep their place and the name of their volume, so each block stays in the set that it
+    is in. Only labels of the places that were judged count, not those of the context around them;
+    and there, labels of earlier volumes do not count any more.
+
+    Args:
+        folder: what :func:`~beam_inference.evaluation.boxes.export_boxes` wrote, with labels
+            corrected in place.
+        to: path of the training file that is written; the results go to a folder of its name.
+        weight: how often samples come from corrected boxes, per place, compared with others.
+
+    Raises:
+        UserError: labels cannot be read, or do not fit their box; none were corrected; or the
+            training was changed since.
+    """
+    record = load_boxes(folder)
+    earlier = load_training(Path(record.training))
+    _check_same_training(record, earlier)
+    output = to.absolute().with_suffix("")
+    if to.exists() or str(output) == earlier.output or to.suffix not in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{to}: expected the name of a new YAML file. Its results go to {output}, which must "
+            "not be those of the earlier training."
+        )
+    labels = {box.name: _read_labels(folder, box, record.format) for box in record.boxes}
+    corrected = [box for box in record.boxes if hash_labels(labels[box.name]) != box.labels_sha256]
+    if not corrected:
+        raise ConfigError(
+            f"the labels of all {len(record.boxes)} boxes in {folder} are as they were exported: "
+            "correct them in place, under the same names"
+        )
+    size = open_volume(
+        record.volume.image, scale=record.volume.scale, storage=earlier.storage
+    ).voxel_size_nm
+    for box in corrected:
+        target = folder / _CORRECTED / box.name
+        plan_replacement(target.absolute().as_uri(), LOCAL).remove()
+        values = labels[box.name][None]
+        write_blocks(target, values, box.box.box, size or (1.0, 1.0, 1.0), _FORMAT, labels=True)
+    weights = Path(earlier.output) / WEIGHTS
+    changed = {
+        "volumes": [
+            *(_without(each, record, corrected) for each in earlier.volumes),
+            *(_corrected_volume(folder, box, record, weight) for box in corrected),
+        ],
+        "output": str(output),
+        # written out: the default follows from the patch shape, which somebody may change
+        "split": earlier.split.model_copy(
+            update={"block_shape": earlier.definite_split.block_shape}
+        ),
+        "network": earlier.network.model_copy(
+            update={"weights": str(weights) if weights.exists() else earlier.network.weights}
+        ),
+    }
+    config = earlier.model_copy(update=changed)
+    _write_training(to, config)
+    return Corrections(
+        training=to,
+        taken=[box.name for box in corrected],
+        unchanged=[box.name for box in record.boxes if box not in corrected],
+        weights=config.network.weights,
+    )
+
+
+def _check_same_training(record: BoxesRecord, training: TrainingConfig) -> None:
+    """Refuse a training in which the boxes may be in other sets than when they were exported."""
+    split = SplitConfig(**asdict(training.definite_split))
+    names = {each.name for each in training.volumes if _shows(each, record)}
+    if split != record.split or record.volume.name not in names:
+        raise StateError(
+            f"{record.training} was changed since the boxes were exported: its split, or the "
+            f"volume {record.volume.image} with the name {record.volume.name!r}. Boxes could be of "
+            "the validation or test set now. Write what it said, or export boxes again."
+        )
+
+
+def _shows(volume: VolumeConfig, record: BoxesRecord) -> bool:
+    """Whether a volume of a training has the image of the boxes."""
+    return volume.image == record.volume.image and volume.scale == record.volume.scale
+
+
+def _read_labels(folder: Path, box: BoxRecord, format: str) -> AnyArray:
+    """Labels of a box (Z, Y, X), uint32 or uint64. Raises VolumeError."""
+    path = box_path(folder / box.name, "labels", format)
+    source = find_source(f"{path}/*.png" if format == "png" else str(path), None, 0, LOCAL)
+    info = source.info
+    if info.bounds.shape != box.box.box.shape or info.channels != 1:
+        raise VolumeError(
+            f"{path} has {info.channels} channels of {list(info.bounds.shape)} voxels; expected "
+            f"one of {list(box.box.box.shape)} (z, y, x), as it was exported"
+        )
+    labels = source.open()(info.bounds)[0]
+    if labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise VolumeError(
+            f"{path} holds {labels.dtype} from {labels.min()} on; labels are integers from 0 on"
+        )
+    dtype = np.uint32 if labels.max() <= _LARGEST_UINT32 else np.uint64
+    kept: AnyArray = labels.astype(dtype)
+    return kept
+
+
+def _without(
+    volume: VolumeConfig, record: BoxesRecord, corrected: Sequence[BoxRecord]
+) -> VolumeConfig:
+    """An earlier volume of the training, whose labels do not count where others are better now."""
+    if not _shows(volume, record):
+        return volume
+    reach = None if volume.within is None else volume.within.box
+    cores = [
+        box.core for box in corrected if reach is None or reach.intersection(box.core.box).size
+    ]
+    return volume.model_copy(update={"without": [*volume.without, *cores]})
+
+
+def _corrected_volume(
+    folder: Path, box: BoxRecord, record: BoxesRecord, weight: float
+) -> VolumeConfig:
+    """The volume of a training whose labels are those of a corrected box."""
+    return record.volume.model_copy(
+        update={
+            "labels": (folder / _CORRECTED / box.name).absolute().as_uri(),
+            "labels_scale": 0,
+            "within": box.core,
+            "without": [],
+            "weight": weight,
+        }
+    )
+
+
+def _write_training(to: Path, config: TrainingConfig) -> None:
+    """Write a training file with what was said, and no defaults."""
+    values = config.model_dump(mode="json", exclude_unset=True)
+    to.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
