@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from beam_inference.job.status import JobStatus
     from beam_inference.job.verification import VerifyReport
     from beam_inference.launch.cohort import CohortOutcome
-    from beam_inference.launch.planned_cohort import PlannedCohort
+    from beam_inference.launch.planned_cohort import PlannedCohort, PlannedVolume
 
 _LISTED_VOLUMES = 20
 """Most volumes that are listed one by one."""
@@ -160,21 +160,31 @@ def _describe_verification(report: VerifyReport) -> str:
     )
 
 
+def size_values(size: PlannedVolume) -> Json:
+    """The size of a volume as JSON values."""
+    return {
+        "roi": {"start": size.roi.start, "stop": size.roi.stop},
+        "chunks": size.chunks,
+        "network_calls": size.patches,
+        "voxels": size.roi.size,
+        "host_bytes_per_worker": size.host_bytes,
+        "output": size.output,
+        "output_exists": size.output_exists,
+    }
+
+
+def size_text(size: PlannedVolume) -> str:
+    """The size of a volume in a few words."""
+    return (
+        f"{size.roi}, {size.chunks:,} chunks, {size.patches:,} patches, to "
+        f"{size.output}{' (there)' if size.output_exists else ''}"
+    )
+
+
 def cohort_plan_values(planned: PlannedCohort) -> Json:
     """The size of a job of several volumes as JSON values."""
     return {
-        "volumes": {
-            name: {
-                "roi": {"start": each.roi.start, "stop": each.roi.stop},
-                "chunks": each.chunks,
-                "network_calls": each.patches,
-                "voxels": each.roi.size,
-                "host_bytes_per_worker": each.host_bytes,
-                "output": each.output,
-                "output_exists": each.output_exists,
-            }
-            for name, each in planned.volumes.items()
-        },
+        "volumes": {name: size_values(each) for name, each in planned.volumes.items()},
         "quarantined_volumes": dict(planned.faults),
         "chunks": sum(each.chunks for each in planned.volumes.values()),
         "network_calls": sum(each.patches for each in planned.volumes.values()),
@@ -192,9 +202,5 @@ def print_cohort_plan(planned: PlannedCohort) -> None:
         f"{values['host_bytes_per_worker'] / 2**20:,.0f} MiB in a worker process, without what the "
         "network itself allocates"
     )
-    _print_lines(
-        f"volume {name}: {each.roi}, {each.chunks:,} chunks, {each.patches:,} patches, to "
-        f"{each.output}{' (there)' if each.output_exists else ''}"
-        for name, each in planned.volumes.items()
-    )
+    _print_lines(f"volume {name}: {size_text(each)}" for name, each in planned.volumes.items())
     _print_faults(planned.faults)

@@ -38,6 +38,7 @@ _FIELDS = {
     "weights": _Field("Weights", "TEXT", _SOURCE),
     "roi": _Field("Region of interest", "TEXT", f"^{_CORNER}:{_CORNER}$"),
     "volume": _Field("Volume", "TEXT"),
+    "step": _Field("Step", "TEXT"),
     "resume": _Field("Resume", "BOOLEAN"),
     "max_failed_chunks": _Field("Bound of quarantined chunks", "NUMBER", "^[0-9]+$"),
     "chunks": _Field("Chunks", "TEXT"),

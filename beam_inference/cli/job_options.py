@@ -15,6 +15,7 @@ from beam_inference.models.trust import Trust
 if TYPE_CHECKING:
     from beam_inference.config.cohort import Cohort
     from beam_inference.config.job import JobConfig
+    from beam_inference.config.steps import Steps
     from beam_inference.launch.launched_job import LaunchedJob
 
 
@@ -59,10 +60,12 @@ class OverrideOptions(Options):
     Attributes:
         overrides: ``key.key=value`` each; they replace what the job file says.
         volume: the volume, of a job file with several; None for the only one, or for all.
+        step: the step, of a job file with several; None for all.
     """
 
     overrides: Sequence[str]
     volume: str | None
+    step: str | None
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
@@ -86,13 +89,50 @@ class JobOptions(OverrideOptions):
         """Read the job file and apply the overrides."""
         from beam_inference.launch.job_files import load_job
 
-        return load_job(self.job, self.overrides, self.volume)
+        return load_job(self.job, self.overrides, self.volume, self.step)
 
     def load_all(self) -> JobConfig | Cohort:
         """Read the job file and apply the overrides; of several volumes all, if none is named."""
         from beam_inference.launch.job_files import load_jobs
 
-        return self.load() if self.volume is not None else load_jobs(self.job, self.overrides)
+        return self.choose_volume(load_jobs(self.job, self.overrides, self.step))
+
+    def load_file(self) -> JobConfig | Cohort | Steps:
+        """Read the job file and apply the overrides; of several steps all, even if one is named."""
+        from beam_inference.config.steps import Steps
+        from beam_inference.launch.job_files import load_job_file
+
+        loaded = load_job_file(self.job, self.overrides, self.step)
+        return loaded if isinstance(loaded, Steps) else self.choose_volume(loaded)
+
+    def load_chosen(self) -> JobConfig | Cohort | Steps:
+        """Read the job file and apply the overrides; of several steps the job that is named.
+
+        Returns:
+            All steps if none is named, or one that is a command.
+        """
+        from beam_inference.config.steps import Steps
+
+        loaded = self.load_file()
+        if isinstance(loaded, Steps) and loaded.is_job(self.step):
+            return self.choose_volume(loaded.job(self.step))
+        return loaded
+
+    def choose_volume(self, jobs: JobConfig | Cohort) -> JobConfig | Cohort:
+        """The volume that is named, of several; all if none is."""
+        from beam_inference.launch.job_files import job_of_volume
+
+        return jobs if self.volume is None else job_of_volume(jobs, self.volume, self.job)
+
+    @property
+    def words_of_job(self) -> list[str]:
+        """The arguments that name this job to another command."""
+        named = {"step": self.step, "volume": self.volume}
+        return [
+            self.job,
+            *(f"--{flag}={name}" for flag, name in named.items() if name is not None),
+            *(f"--set={override}" for override in self.overrides),
+        ]
 
 
 def load_launched_job(options: JobOptions, consequence: str) -> LaunchedJob:
@@ -158,6 +198,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="only this volume, of a job file with several",
     )
+    group.add_argument("--step", metavar="NAME", help="only this step, of a job file with several")
     group.add_argument(
         "--set",
         action="append",

@@ -21,6 +21,8 @@ from beam_inference.errors import COMPLETE, FAILED, ConfigError
 
 if TYPE_CHECKING:
     from beam_inference.config.cohort import Cohort
+    from beam_inference.config.steps import Steps
+    from beam_inference.job.records import LaunchNote
 
 WATCH_SECONDS = 5.0
 """Pause of ``status --watch``, at least."""
@@ -157,9 +159,12 @@ def _print_status(options: StatusOptions) -> _Progress:
         status_values,
     )
     from beam_inference.config.cohort import Cohort
+    from beam_inference.config.steps import Steps
     from beam_inference.launch.launched_job import find_launched_job
 
-    jobs = options.load_all()
+    jobs = options.load_chosen()
+    if isinstance(jobs, Steps):
+        return _print_status_of_steps(jobs, options)
     if isinstance(jobs, Cohort):
         return _print_status_of_volumes(jobs, options)
     launched = find_launched_job(jobs, "nothing to tell")
@@ -179,6 +184,14 @@ def _print_status(options: StatusOptions) -> _Progress:
     return _Progress(
         is_finished=not (progress.missing or pyramid_to_come), is_damaged=bool(progress.damaged)
     )
+
+
+def _print_status_of_steps(steps: Steps, options: StatusOptions) -> _Progress:
+    """Print how far the steps of a job file are."""
+    from beam_inference.cli.steps import print_steps_status
+
+    is_finished = print_steps_status(steps, options.step, as_json=options.json)
+    return _Progress(is_finished, is_damaged=False)
 
 
 def _print_status_of_volumes(cohort: Cohort, options: StatusOptions) -> _Progress:
@@ -213,13 +226,16 @@ def verify(options: VerifyOptions) -> int:
         verification_values,
     )
     from beam_inference.config.cohort import Cohort
+    from beam_inference.config.steps import Steps
     from beam_inference.launch.launched_job import find_launched_job
 
     if options.recompute is None and (options.seed is not None or options.trust):
         raise ConfigError(
             "--seed, --allow_pickle and --trust_model belong to --recompute: give it a share, too"
         )
-    jobs = options.load_all()
+    jobs = options.load_chosen()
+    if isinstance(jobs, Steps):
+        return _verify_steps(jobs, options)
     if isinstance(jobs, Cohort):
         return _verify_volumes(jobs, options)
     launched = find_launched_job(jobs, "nothing to verify")
@@ -243,6 +259,17 @@ def verify(options: VerifyOptions) -> int:
                 print_pyramid_status(pyramid, waits=report.receipts < report.chunks)
         sys.stdout.flush()
     return COMPLETE if values["complete"] else FAILED
+
+
+def _verify_steps(steps: Steps, options: VerifyOptions) -> int:
+    """Check whether all steps of a job file are complete, and print what was found."""
+    from beam_inference.cli.steps import verify_steps
+
+    if options.recompute is not None:
+        raise ConfigError(
+            "--recompute is for one job, and the job file has several steps: name one with --step"
+        )
+    return verify_steps(steps, options.step, deep=options.deep, as_json=options.json)
 
 
 def _verify_volumes(cohort: Cohort, options: VerifyOptions) -> int:
@@ -279,11 +306,14 @@ def _verify_volumes(cohort: Cohort, options: VerifyOptions) -> int:
 def cancel(options: JobOptions) -> int:
     """Tell all launches of a job to stop."""
     from beam_inference.config.cohort import Cohort
+    from beam_inference.config.steps import Steps
     from beam_inference.launch.launched_cohort import cancel_volumes, find_launched_volumes
     from beam_inference.launch.launched_job import find_launched_job
 
-    jobs = options.load_all()
-    if isinstance(jobs, Cohort):
+    jobs = options.load_chosen()
+    if isinstance(jobs, Steps):
+        stopped = _cancel_steps(jobs)
+    elif isinstance(jobs, Cohort):
         stopped = [*cancel_volumes(find_launched_volumes(jobs, "nothing to cancel")).values()]
     else:
         stopped = find_launched_job(jobs, "nothing to cancel").cancel()
@@ -294,6 +324,22 @@ def cancel(options: JobOptions) -> int:
             f"launch {note.launch} on {note.node}, begun at {note.started:%F %T %Z}: told to stop"
         )
     return COMPLETE
+
+
+def _cancel_steps(steps: Steps) -> list[LaunchNote]:
+    """Tell all launches of the jobs among steps to stop; these launches."""
+    from beam_inference.launch.step_progress import find_launched_jobs
+
+    notes = {
+        note.launch: note
+        for step in steps.jobs.values()
+        for job in find_launched_jobs(step)
+        if job is not None
+        for note in job.cancel()
+    }
+    if not notes:
+        print("a step that is a command is stopped where it runs: by Ctrl-C, or SIGTERM")
+    return [*notes.values()]
 
 
 def clean(options: JobOptions) -> int:

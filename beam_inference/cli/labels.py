@@ -237,9 +237,14 @@ def _add_label_arguments(parser: argparse.ArgumentParser, plural: str, chunk_sid
 
 def components(options: ComponentsOptions) -> int:
     """Label the connected components of a volume."""
+    return _make_labels(components_plan(options), options)
+
+
+def components_plan(options: ComponentsOptions) -> LabelPlan:
+    """Open the volume, and plan its components; nothing is written."""
     from beam_inference.segmentation.component_job import plan_components
 
-    plan = plan_components(
+    return plan_components(
         options.source,
         options.target,
         threshold=options.threshold,
@@ -247,11 +252,18 @@ def components(options: ComponentsOptions) -> int:
         connectivity=options.connectivity,
         **_common_arguments(options),
     )
-    return _make_labels(plan, options)
 
 
 def segment(options: SegmentOptions) -> int:
     """Segment a volume of affinities, at one threshold or at several."""
+    from beam_inference.segmentation.series import Series
+
+    plan = segment_plan(options)
+    return _make_series(plan, options) if isinstance(plan, Series) else _make_labels(plan, options)
+
+
+def segment_plan(options: SegmentOptions) -> LabelPlan | Series:
+    """Open the affinities, and plan their segmentation; nothing is written."""
     from beam_inference.segmentation.segment_job import plan_segmentation
     from beam_inference.segmentation.series import plan_series
 
@@ -264,12 +276,10 @@ def segment(options: SegmentOptions) -> int:
     }
     thresholds = options.threshold
     if len(set(thresholds)) == 1:
-        plan = plan_segmentation(
+        return plan_segmentation(
             options.source, options.target, threshold=thresholds[0], **arguments
         )
-        return _make_labels(plan, options)
-    series = plan_series(options.source, options.target, thresholds=thresholds, **arguments)
-    return _make_series(series, options)
+    return plan_series(options.source, options.target, thresholds=thresholds, **arguments)
 
 
 def _common_arguments(options: LabelOptions) -> Json:

@@ -88,6 +88,7 @@ def view(options: ViewOptions) -> int:
         options.things,
         options.overrides,
         volume=options.volume,
+        step=options.step,
         patches=options.patches,
         bind=options.bind,
         port=options.port,

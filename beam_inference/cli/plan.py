@@ -13,6 +13,7 @@ from beam_inference.errors import COMPLETE, ConfigError
 
 if TYPE_CHECKING:
     from beam_inference.config.cohort import Cohort
+    from beam_inference.config.steps import Steps
     from beam_inference.launch.planned_job import PlannedJob
 
 CHUNK_TIME_VARIATION = 0.3
@@ -94,6 +95,7 @@ def plan(options: PlanOptions) -> int:
     """Print the size of a job, the best chunk shapes for it, or an estimate of time and cost."""
     from beam_inference.cli.plan_text import print_plan
     from beam_inference.config.cohort import Cohort
+    from beam_inference.config.steps import Steps
     from beam_inference.launch.cost import job_totals
     from beam_inference.launch.output_pyramid import add_pyramids, plan_output_pyramids
     from beam_inference.launch.planned_job import plan_job
@@ -104,7 +106,9 @@ def plan(options: PlanOptions) -> int:
     has_prices = options.prices is not None or options.worker_price is not None
     if has_prices and (options.suggest or not options.calibrate):
         raise ConfigError("prices are used only with --calibrate, without --suggest")
-    config = options.load_all()
+    config = options.load_chosen()
+    if isinstance(config, Steps):
+        return _plan_steps(config, options)
     if isinstance(config, Cohort):
         return _plan_volumes(config, options)
     job = plan_job(config)
@@ -116,6 +120,17 @@ def plan(options: PlanOptions) -> int:
     stored = stored_size(job, add_pyramids(job_totals(job), pyramids.values()), pyramids)
     print_plan(job, pyramids, stored, as_json=options.json)
     return COMPLETE
+
+
+def _plan_steps(steps: Steps, options: PlanOptions) -> int:
+    from beam_inference.cli.steps import plan_steps
+
+    if options.suggest or options.calibrate:
+        raise ConfigError(
+            "--suggest and --calibrate are for one job, and the job file has several steps: name "
+            "one with --step"
+        )
+    return plan_steps(steps, options.step, as_json=options.json)
 
 
 def _plan_volumes(cohort: Cohort, options: PlanOptions) -> int:

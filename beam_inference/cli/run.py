@@ -36,6 +36,7 @@ from beam_inference.launch.schedulers import shard_of_scheduler
 
 if TYPE_CHECKING:
     from beam_inference.config.cohort import Cohort
+    from beam_inference.config.job import JobConfig
 
 logger = logging.getLogger(__name__)
 
@@ -217,14 +218,33 @@ def run(options: RunOptions) -> int:
 
 
 def _run(options: RunOptions) -> int:
+    from beam_inference.config.steps import Steps
+
+    config = options.load_file()
+    if isinstance(config, Steps):
+        from beam_inference.cli.steps import run_steps
+
+        return run_steps(options, config, _run_job)
+    return _run_job(options, config)
+
+
+def _run_job(options: RunOptions, job: JobConfig | Cohort) -> int:
+    """Run a job of one volume, or of several."""
+    from beam_inference.config.cohort import Cohort
+
+    config = options.choose_volume(job)
+    return (
+        _run_volumes(options, config)
+        if isinstance(config, Cohort)
+        else _run_volume(options, config)
+    )
+
+
+def _run_volume(options: RunOptions, config: JobConfig) -> int:
+    """Run a job of one volume, and print the outcome."""
     from beam_inference.cli.status_text import as_json, outcome_values, print_outcome
 
     chosen = shard_of_scheduler(os.environ) if options.shard == "auto" else options.shard
-    from beam_inference.config.cohort import Cohort
-
-    config = options.load_all()
-    if isinstance(config, Cohort):
-        return _run_volumes(options, config)
     from beam_inference.launch.run_job import run_job  # slow: a mistake in the job is told before
 
     flags = _flags_with_gpus(options)
@@ -248,12 +268,11 @@ def _run(options: RunOptions) -> int:
         if options.json:
             print(as_json(outcome_values(outcome, config)))
         else:
-            settings = [f"--set={override}" for override in options.overrides]
             print_outcome(
                 outcome,
                 config,
                 options.command_line,
-                ["beam-inference", "view", options.job, *settings],
+                ["beam-inference", "view", *options.words_of_job],
             )
         sys.stdout.flush()
     return outcome.exit_code

@@ -131,8 +131,7 @@ def finish(options: FinishOptions) -> int:
     if options.json:
         print(as_json({**outcome_values(outcome, config), "verification": verified}))
     else:
-        settings = [f"--set={override}" for override in options.overrides]
-        view = ["beam-inference", "view", options.job, *settings]
+        view = ["beam-inference", "view", *options.words_of_job]
         print_outcome(outcome, config, options.command_line, view)
         if report is not None:
             print_verification(report, deep=options.deep)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from beam_inference.cli.argument_types import natural, offset, positive, shape, voxel_size
 from beam_inference.cli.command import (
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from beam_inference.conversion.copying import ChunkShapes
     from beam_inference.conversion.options import ConversionOptions, ConversionResult
     from beam_inference.conversion.protocol import SourceInfo
+    from beam_inference.launch.count_levels import LevelsPlan
+    from beam_inference.pyramid.pyramid import Pyramid
 
 
 def add(subparsers: Subparsers) -> None:
@@ -162,6 +164,13 @@ def _add_convert(subparsers: Subparsers) -> None:
 
 def convert(options: ConvertOptions) -> int:
     """Convert a volume from one format into another."""
+    return _run_conversion(options, conversion_plan)
+
+
+def conversion_plan(options: ConvertOptions) -> ConversionPlan:
+    """Open the volume, and check its conversion; nothing is written."""
+    from beam_inference.conversion.convert import plan_conversion
+
     conversion = replace(
         _shared_options(options),
         dataset=options.dataset,
@@ -169,7 +178,7 @@ def convert(options: ConvertOptions) -> int:
         voxel_size_nm=options.voxel_size,
         offset=options.offset,
     )
-    return _run_conversion(options, conversion)
+    return plan_conversion(options.source, options.target, conversion)
 
 
 @dataclass(frozen=True)
@@ -254,7 +263,13 @@ def _add_resample(subparsers: Subparsers) -> None:
 
 def resample(options: ResampleOptions) -> int:
     """Make a volume of another voxel size."""
+    return _run_conversion(options, resampling_plan)
+
+
+def resampling_plan(options: ResampleOptions) -> ConversionPlan:
+    """Open the volume, and check its resampling; nothing is written."""
     from beam_inference.config.volumes import Resample
+    from beam_inference.conversion.convert import plan_conversion
     from beam_inference.conversion.options import ResamplingOptions
 
     how = Resample(
@@ -268,7 +283,11 @@ def resample(options: ResampleOptions) -> int:
         like_scale=options.like_scale,
         postprocess=options.postprocess,
     )
-    return _run_conversion(options, replace(_shared_options(options), resampling=resampling))
+    conversion = replace(_shared_options(options), resampling=resampling)
+    return plan_conversion(options.source, options.target, conversion)
+
+
+AnyConversion = TypeVar("AnyConversion", ConvertOptions, ResampleOptions)
 
 
 def _shared_options(options: ConvertOptions | ResampleOptions) -> ConversionOptions:
@@ -291,14 +310,13 @@ def _shared_options(options: ConvertOptions | ResampleOptions) -> ConversionOpti
 
 
 def _run_conversion(
-    options: ConvertOptions | ResampleOptions, conversion: ConversionOptions
+    options: AnyConversion, make_plan: Callable[[AnyConversion], ConversionPlan]
 ) -> int:
     """Check a conversion, print what it does, and do it."""
     from beam_inference.cli.status_text import as_json
-    from beam_inference.conversion.convert import plan_conversion
 
     with print_to_stderr() if options.json else nullcontext():
-        plan = plan_conversion(options.source, options.target, conversion)
+        plan = make_plan(options)
         _print_conversion(plan)
         sys.stdout.flush()
         result = plan.run()
@@ -445,6 +463,22 @@ def levels(options: LevelsOptions) -> int:
     return outcome.exit_code
 
 
+def levels_plan(options: LevelsOptions) -> LevelsPlan:
+    """Open the volumes whose values are counted; nothing is written."""
+    from beam_inference.launch.count_levels import plan_levels
+    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
+
+    volume, *beside = options.volume
+    return plan_levels(
+        volume,
+        options.to,
+        scale=options.scale,
+        channel=options.channel,
+        storage=storage_of_environment(LOCAL),
+        beside=beside,
+    )
+
+
 @dataclass(frozen=True)
 class PyramidOptions(PipelineOptions):
     """Options of ``pyramid``; ``levels`` is the number of coarser scales."""
@@ -523,17 +557,15 @@ def pyramid(options: PyramidOptions) -> int:
     from beam_inference.beam.stage_runner import check_place
     from beam_inference.cli.plan_text import print_pyramid
     from beam_inference.config.storage import check_writable
-    from beam_inference.pyramid.multiscale import multiscale_volume
-    from beam_inference.pyramid.pyramid import plan_pyramid, run_pyramid
-    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
+    from beam_inference.pyramid.pyramid import run_pyramid
+    from beam_inference.volumes.kvstores import url_of
 
     if options.json and not options.dry_run:
         raise ConfigError("--json shows what would be made: give it with --dry-run")
     url = url_of(options.volume)
     check_place(options.beam_flags, [url])
     check_writable(url)  # coarser scales are written beside their volume
-    volume = multiscale_volume(url, storage_of_environment(LOCAL), options.scale)
-    plan = plan_pyramid(volume, options.method, options.factor, options.levels)
+    plan = pyramid_plan(options)
     print_pyramid(plan, as_json=options.json)
     if options.dry_run:
         return COMPLETE
@@ -541,3 +573,13 @@ def pyramid(options: PyramidOptions) -> int:
     outcome = run_pyramid(plan, options.beam_flags, overwrite=options.overwrite).outcome
     print(outcome.summary(f"{url}, with {len(plan.scales)} more scales", options.command_text))
     return outcome.exit_code
+
+
+def pyramid_plan(options: PyramidOptions) -> Pyramid:
+    """Open the volume, and plan its coarser scales; nothing is written."""
+    from beam_inference.pyramid.multiscale import multiscale_volume
+    from beam_inference.pyramid.pyramid import plan_pyramid
+    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
+
+    volume = multiscale_volume(url_of(options.volume), storage_of_environment(LOCAL), options.scale)
+    return plan_pyramid(volume, options.method, options.factor, options.levels)

@@ -195,15 +195,15 @@ def _put(single: Json, key: str, value: Any, where: str) -> None:
         rest = ["path"]
     for part in reversed(rest):
         value = {part: value}
-    _merge(single, first, value)
+    merge_values(single, first, value)
 
 
-def _merge(into: Json, key: str, value: Any) -> None:
+def merge_values(into: Json, key: str, value: Any) -> None:
     """Put a value under a key; of a mapping only what it has replaces what is there."""
     before = into.get(key)
     if isinstance(value, Mapping) and isinstance(before, dict):
         for inner, each in value.items():
-            _merge(before, inner, each)
+            merge_values(before, inner, each)
     else:
         into[key] = copy.deepcopy(value)
 
@@ -322,7 +322,7 @@ def rows_of_list(listed: Sequence[object], source: str) -> list[Row]:
 
 
 def job_schema() -> Json:
-    """JSON schema of a job file, of one volume or of several."""
+    """JSON schema of a job file: of one volume, of several, or of several steps."""
     schema = JobConfig.model_json_schema()
     required = schema.pop("required")
     schema["properties"][VOLUMES] = {
@@ -337,5 +337,16 @@ def job_schema() -> Json:
         ],
     }
     shared = [key for key in required if key not in ("input", "output")]
-    schema["anyOf"] = [{"required": required}, {"required": [*shared, VOLUMES]}]
+    schema["properties"]["steps"] = {
+        "title": "Steps",
+        "description": "jobs, by their keys, and commands, by a line of text, done in this order",
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": {"type": ["string", "object"]},
+    }
+    schema["anyOf"] = [
+        {"required": required},
+        {"required": [*shared, VOLUMES]},
+        {"required": ["steps"]},
+    ]
     return schema

@@ -36,6 +36,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import NO_REST, pad_to_zero
 from beam_inference.job.provenance import record_command
 from beam_inference.job.replacement import Replacement, plan_replacement
+from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, begun_names, stage_job
 from beam_inference.pyramid.pyramid import begun_folders
 from beam_inference.volumes.kvstores import is_within, place_of_url, url_of
@@ -104,6 +105,11 @@ class BlockConversion:
         scale = {"scale": self.scale} if self.scale else {}
         return {"start": list(self.task.box.start), **scale, **resampled}
 
+    def job(self) -> StageJob:
+        """The stage, and what is recorded of it."""
+        spec = self.spec
+        return stage_job("convert", self.description, spec.url, spec.storage, [self.task])
+
     def run(self) -> ConversionResult:
         """Copy the chunks that are missing.
 
@@ -114,7 +120,7 @@ class BlockConversion:
         if self.replacement is not None:
             self.replacement.remove()
         exists = open_output(spec) is not None
-        job = stage_job("convert", self.description, spec.url, spec.storage, [self.task])
+        job = self.job()
         records = StageRecords(job)
         if exists and not records.has_begun():
             raise StateError(

@@ -144,6 +144,11 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
     )
 
 
+def is_single_file(target: str, format: str | None) -> bool:
+    """Whether a conversion writes a single file, or a folder of slices, not a volume of blocks."""
+    return (format or _default_format(target)) in FILE_FORMATS
+
+
 def _check_stays(like: str, target: str, storage: Storage) -> None:
     """Refuse a target that is what ``--like`` names, or holds it. Raises ConfigError."""
     like_place, place = (place_of_url(url_of(path), storage) for path in (like, target))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from beam_inference.beam.stage_runner import StageOutcome, check_place, run_stages
 from beam_inference.config.storage import Storage
+from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
-from beam_inference.operators.level_counts import describe_input, plan_level_stages
+from beam_inference.operators.level_counts import (
+    CountValues,
+    describe_input,
+    plan_level_stages,
+)
 from beam_inference.volumes.drafts import sweep_drafts_of_file
 from beam_inference.volumes.kvstores import (
     LOCAL,
@@ -48,26 +54,69 @@ def count_levels(
         UserError: the values cannot be counted, or other records are in the way.
     """
     storage = storage_of_environment(LOCAL) if storage is None else storage
+    check_place(flags, [url_of(each) for each in (volume, *beside, to)])
+    plan = plan_levels(volume, to, scale=scale, channel=channel, storage=storage, beside=beside)
+    StageRecords(plan.job).begin(overwrite=overwrite or not plan.is_written())
+    count = plan.count
+    outcome = run_stages(plan.job, flags, count.chunks.roi.size / count.count)
+    if outcome.is_complete:
+        delete_folder(open_kvstore(count.counts_url, storage), count.counts_url)
+        sweep_drafts_of_file(url_of(to))
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class LevelsPlan:
+    """What is counted, and the file that is written.
+
+    Attributes:
+        job: the stages.
+        count: the first of them, which counts.
+        folder: URL of the folder of the file.
+        name: of the file.
+    """
+
+    job: StageJob
+    count: CountValues
+    folder: str
+    name: str
+
+    def is_written(self) -> bool:
+        """Whether the file is there."""
+        store = open_kvstore(self.folder, self.job.storage)
+        return read_key(store, self.name, self.folder) is not None
+
+
+def plan_levels(
+    volume: str,
+    to: str,
+    *,
+    scale: int,
+    channel: Sequence[int] | None,
+    storage: Storage,
+    beside: Sequence[str],
+) -> LevelsPlan:
+    """Open the volumes whose values are counted; nothing is written. See :func:`count_levels`.
+
+    Raises:
+        UserError: the values cannot be counted.
+    """
     url = url_of(volume)
-    target = url_of(to)
     others = [url_of(each) for each in beside]
-    check_place(flags, [url, *others, target])
     stages = plan_level_stages(
-        url, target, scale=scale, channel=channel, storage=storage, beside=others
+        url, url_of(to), scale=scale, channel=channel, storage=storage, beside=others
     )
     count = stages[0]
     job = stage_job(
         "levels",
         describe_input(url, scale, count.channel, count.volume(), others),
-        f"{target}.parts",
+        levels_records_url(to),
         storage,
         stages,
     )
-    folder, name = stages[-1].to
-    is_absent = read_key(open_kvstore(folder, storage), name, folder) is None
-    StageRecords(job).begin(overwrite=overwrite or is_absent)
-    outcome = run_stages(job, flags, count.chunks.roi.size / count.count)
-    if outcome.is_complete:
-        delete_folder(open_kvstore(count.counts_url, storage), count.counts_url)
-        sweep_drafts_of_file(target)
-    return outcome
+    return LevelsPlan(job, count, *stages[-1].to)
+
+
+def levels_records_url(to: str) -> str:
+    """URL of the folder beside a file of levels that holds the records of its making."""
+    return f"{url_of(to)}.parts"

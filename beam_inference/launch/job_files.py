@@ -24,8 +24,15 @@ from beam_inference.config.cohort import (
     parse_table,
     rows_of_list,
 )
+from beam_inference.config.fields import Json
 from beam_inference.config.job import JobConfig
-from beam_inference.config.job_file import absolute_path, parse_job_text, parse_job_values
+from beam_inference.config.job_file import (
+    absolute_path,
+    parse_job,
+    parse_job_text,
+    parse_job_values,
+)
+from beam_inference.config.steps import STEPS, CommandLine, Step, Steps, split_steps
 from beam_inference.config.storage import check_url
 from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError, VolumeError
@@ -41,7 +48,10 @@ _LISTED = 10
 
 
 def load_job(
-    path: str | Path, overrides: Sequence[str] = (), volume: str | None = None
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    volume: str | None = None,
+    step: str | None = None,
 ) -> JobConfig:
     """Read a job file from a path or URL and apply ``key.key=value`` overrides (values are YAML).
 
@@ -53,29 +63,62 @@ def load_job(
         path: path or URL of the job file.
         overrides: changes to its keys, such as ``output.path=gs://bucket/out``.
         volume: the volume whose job is wanted, of a job file with several.
+        step: the step that is the job wanted, of a job file with several.
 
     Returns:
         The job, with absolute paths.
 
     Raises:
         ConfigError: the file is absent or no YAML, or the job is not valid; the message names every
-            fault. Or it has several volumes, and none is named.
+            fault. Or it has several volumes or steps, and none is named.
     """
-    jobs = load_jobs(path, overrides)
+    return job_of_volume(load_jobs(path, overrides, step), volume, str(path))
+
+
+def job_of_volume(jobs: JobConfig | Cohort, volume: str | None, source: str) -> JobConfig:
+    """The job of one volume.
+
+    Args:
+        jobs: a job of one volume, or of several.
+        volume: the volume, of several.
+        source: name of the job file, for messages.
+
+    Raises:
+        ConfigError: there are several, and none of them is named; or there is one, and it is.
+    """
     if isinstance(jobs, Cohort):
         if volume is None:
             raise ConfigError(
-                f"{path} has several volumes, and this is for one: name it with --volume, one of "
+                f"{source} has several volumes, and this is for one: name it with --volume, one of "
                 f"{', '.join([*jobs.volumes][:_LISTED])}{' …' * (len(jobs.volumes) > _LISTED)}"
             )
         return jobs.of(volume)
     if volume is not None:
-        raise ConfigError(f"--volume {volume}: {path} has no key {VOLUMES}: leave it out")
+        raise ConfigError(f"--volume {volume}: {source} has no key {VOLUMES}: leave it out")
     return jobs
 
 
-def load_jobs(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig | Cohort:
-    """Read a job file of one volume, or of several; see :func:`load_job`."""
+def load_jobs(
+    path: str | Path, overrides: Sequence[str] = (), step: str | None = None
+) -> JobConfig | Cohort:
+    """Read a job of one volume, or of several; see :func:`load_job`."""
+    loaded = load_job_file(path, overrides, step)
+    return loaded.job(step) if isinstance(loaded, Steps) else loaded
+
+
+def load_job_file(
+    path: str | Path, overrides: Sequence[str] = (), step: str | None = None
+) -> JobConfig | Cohort | Steps:
+    """Read a job file: a job of one volume or of several, or all the steps that it has.
+
+    Args:
+        path: path or URL of the job file.
+        overrides: changes to its keys, for every job in it.
+        step: the step whose job they are for alone; None for all.
+
+    Raises:
+        ConfigError: as in :func:`load_job`; or there is no such step.
+    """
     url = str(path)
     check_url(url, "the job file")
     try:
@@ -92,10 +135,38 @@ def load_jobs(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig | Co
             f"cannot read the job file {url}: {getattr(error, 'strerror', None) or error}"
         ) from None
     values = parse_job_values(text, url)
+    if isinstance(values, dict) and STEPS in values:
+        return _parse_steps(values, folder, url, overrides, step)
+    if step is not None:
+        raise ConfigError(f"--step {step}: {url} has no key {STEPS}: leave it out")
     if not isinstance(values, dict) or VOLUMES not in values:
         return _with_storage(parse_job_text(text, folder, url, overrides))
-    rows = _find_rows(values.pop(VOLUMES), folder, url)
-    cohort = parse_cohort(values, rows, folder, url, overrides)
+    return _parse_volumes(values, folder, url, overrides)
+
+
+def _parse_steps(
+    values: Json, folder: str | Path, source: str, overrides: Sequence[str], only: str | None
+) -> Steps:
+    steps: dict[str, Step] = {}
+    for name, said in split_steps(values, source, overrides, only).items():
+        where = f"{source}, step {name}"
+        if isinstance(said, tuple):
+            steps[name] = CommandLine(said, folder)
+        elif VOLUMES in said:
+            steps[name] = _parse_volumes(said, folder, where, ())
+        else:
+            steps[name] = _with_storage(parse_job(said, folder, where))
+    loaded = Steps(steps, source)
+    if only is not None:
+        loaded.of(only)
+    return loaded
+
+
+def _parse_volumes(
+    values: Json, folder: str | Path, source: str, overrides: Sequence[str]
+) -> Cohort:
+    rows = _find_rows(values.pop(VOLUMES), folder, source)
+    cohort = parse_cohort(values, rows, folder, source, overrides)
     volumes = {name: _with_storage(job) for name, job in cohort.volumes.items()}
     return replace(cohort, volumes=volumes)
 

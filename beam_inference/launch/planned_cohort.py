@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from beam_inference.config.cohort import Cohort
 from beam_inference.errors import UserError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.place import THIS_PROCESS, Place
-from beam_inference.launch.planned_job import plan_job
+from beam_inference.launch.planned_job import PlannedJob, plan_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,19 @@ class PlannedVolume:
     host_bytes: int
     output: str
     output_exists: bool
+
+    @classmethod
+    def of(cls, job: PlannedJob, place: Place = THIS_PROCESS) -> Self:
+        """The size of a job of one volume, whose workers run at a place."""
+        plan = job.plan
+        return cls(
+            roi=plan.chunks.roi,
+            chunks=plan.chunks.count,
+            patches=plan.totals.patch_count,
+            host_bytes=max(each.host_bytes for each in job.all_memory(place)),
+            output=job.output.url,
+            output_exists=job.output_exists,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +85,7 @@ def plan_cohort(cohort: Cohort, place: Place = THIS_PROCESS) -> PlannedCohort:
             first_error = first_error or error
             faults[name] = str(error)
             continue
-        plan = job.plan
-        volumes[name] = PlannedVolume(
-            roi=plan.chunks.roi,
-            chunks=plan.chunks.count,
-            patches=plan.totals.patch_count,
-            host_bytes=max(each.host_bytes for each in job.all_memory(place)),
-            output=job.output.url,
-            output_exists=job.output_exists,
-        )
+        volumes[name] = PlannedVolume.of(job, place)
     if first_error is not None and not volumes:
         raise first_error
     return PlannedCohort(volumes, faults)

@@ -285,11 +285,8 @@ def _make_volumes(
 ) -> list[LabelResult]:
     """Make the volumes of plans that share their first stages; their records are at a URL."""
     first = plans[0]
-    job = stage_job(first.kind, description, url, first.storage, ())
-    # In the state folder, but not in the job's own: that is listed to find out what is done.
-    scratch_url = f"{job.state_url}/{first.kind}_scratch/{job.fingerprint[:16]}"
-    plans = [replace(plan, scratch_url=scratch_url) for plan in plans]
-    job = replace(job, stages=_stages(plans))
+    plans = _with_scratch(url, description, plans)
+    job = stage_job(first.kind, description, url, first.storage, _stages(plans))
     if overwrite:
         _plan_replacement(job, url, first).remove()
     else:
@@ -307,6 +304,33 @@ def _result(plan: LabelPlan, outcome: StageOutcome) -> LabelResult:
     objects = count_of(plan) if outcome.is_complete else None
     warning = None if objects is None else degenerate_warning(plan, objects)
     return LabelResult(plan.output.url, plan.table_url, objects, outcome, warning)
+
+
+def label_jobs(made: LabelPlan | Series, *, pyramid: bool) -> list[StageJob]:
+    """All that a command makes in stages; coarser scales only once their volume is there.
+
+    Args:
+        made: the plan of a volume, or of several.
+        pyramid: whether coarser scales are wanted, too.
+    """
+    plans = made.plans if isinstance(made, Series) else (made,)
+    url = made.url if isinstance(made, Series) else made.output.url
+    first = plans[0]
+    stages = _stages(_with_scratch(url, made.description, plans))
+    jobs = [stage_job(first.kind, made.description, url, first.storage, stages)]
+    if pyramid:
+        scales = [_plan_scales(plan) for plan in plans if volume_at(plan.output.url, plan.storage)]
+        jobs += [each.job() for each in scales if each is not None]
+    return jobs
+
+
+def _with_scratch(url: str, description: Json, plans: Sequence[LabelPlan]) -> list[LabelPlan]:
+    """Plans whose records are at a URL, with the folder for files between their stages."""
+    first = plans[0]
+    job = stage_job(first.kind, description, url, first.storage, ())
+    # In the state folder, but not in the job's own: that is listed to find out what is done.
+    scratch_url = f"{job.state_url}/{first.kind}_scratch/{job.fingerprint[:16]}"
+    return [replace(plan, scratch_url=scratch_url) for plan in plans]
 
 
 def _how(plan: LabelPlan) -> Json:

@@ -28,6 +28,7 @@ def look(
     overrides: Sequence[str],
     *,
     volume: str | None,
+    step: str | None,
     patches: bool,
     bind: str,
     port: int,
@@ -51,7 +52,7 @@ def look(
         raise ConfigError(
             f"{overrides[0]} would change a job, but none is given: put its file first"
         )
-    job = load_job(jobs[0], overrides, volume) if jobs else None
+    job = load_job(jobs[0], overrides, volume, step) if jobs else None
     view = view_of(job, volumes, patches=patches)
     for shown in view.shown:
         print(clean_text(f"{shown.name}: {shown.url}"), file=sys.stderr)

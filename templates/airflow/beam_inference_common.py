@@ -113,7 +113,8 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
         **field(
             "job",
             "Job file",
-            "A YAML file. {{ ds }} stands for the run's date.",
+            "A YAML file, also of several steps on Airflow's workers. {{ ds }} stands for "
+            "the run's date.",
             required=True,
             pattern=job,
         ),

@@ -240,6 +240,7 @@ def test_schema_is_valid_json_and_knows_every_section(capsys):
         "mask",
         "roi",
         "job",
+        "steps",
         "storage",
         "volumes",
     }

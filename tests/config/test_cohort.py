@@ -132,3 +132,5 @@ def test_the_schema_accepts_either_kind_of_job_file(tmp_path):
     assert not validator.is_valid(values)
     assert validator.is_valid({**values, "volumes": "cohort.csv"})
     assert validator.is_valid({**values, "volumes": ["a", {"input": "b"}]})
+    assert validator.is_valid({"steps": {"a": values, "b": "levels em --to em.json"}})
+    assert not validator.is_valid({"steps": ["levels em --to em.json"]})

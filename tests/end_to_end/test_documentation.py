@@ -111,6 +111,7 @@ SLOW_PAGES = (
     "many-volumes.md",
     "nnunet.md",
     "segment.md",
+    "steps.md",
     "training.md",
     "tutorial.md",
 )

@@ -68,6 +68,31 @@ def _parse_job(content: bytes, folder: Path) -> object:
     return _check_job(load_job(path))
 
 
+def _steps_texts() -> list[bytes]:
+    steps = {
+        "levels": "levels in --to 'a b.json'",
+        "map": job_values("in", "map"),
+        "many": {"volumes": [{"name": "a", "input": "map"}], "job": {"state_path": "state"}},
+        "objects": "components map objects --threshold 0.5 --chunk_shape 8x8x8",
+        "page": "report map --to page.html",
+    }
+    values = {"steps": steps, **job_values("in", "{name}")}
+    return [yaml.safe_dump(values, sort_keys=False).encode()]
+
+
+def _parse_steps(content: bytes, folder: Path) -> object:
+    from beam_inference.cli.step_actions import open_steps
+    from beam_inference.config.steps import Steps
+    from beam_inference.launch.job_files import load_job_file
+
+    path = folder / "steps.yaml"
+    path.write_bytes(content)
+    loaded = load_job_file(path)
+    if isinstance(loaded, Steps):
+        open_steps(loaded)
+    return None
+
+
 def _parse_job_with_secret(content: bytes, folder: Path) -> object:
     from beam_inference.launch.job_files import load_job
 
@@ -1036,6 +1061,7 @@ def _fixed(*contents: bytes) -> Callable[[], list[bytes]]:
 
 PARSERS: Sequence[Parser] = (
     Parser("job-file", _job_texts, _parse_job, (b"!!", b"&a", b"*a", b"<<", b".inf", b"[[[[")),
+    Parser("steps-file", _steps_texts, _parse_steps, (b"--help", b"steps:", b"report ", b"'")),
     Parser("job-file-with-a-secret", _job_texts, _parse_job_with_secret, (b"input:", b"path:")),
     Parser(
         "set",

@@ -36,7 +36,7 @@ def test_a_job_that_is_complete(job, tmp_path, capsys):
     )
     assert datetime.now(UTC) - status.latest < timedelta(minutes=1)
     capsys.readouterr()
-    options = StatusOptions(overrides=(), volume=None, job=path, watch=True, json=False)
+    options = StatusOptions(overrides=(), volume=None, step=None, job=path, watch=True, json=False)
     assert print_status_of(options, watch_seconds=0.05) == 0
     assert "18 of 18 chunks done (100.0%), 0 missing\ncomplete" in capsys.readouterr().out
 
@@ -76,7 +76,7 @@ def test_watching_a_job_from_beside_it(job, tmp_path, capsys):
     assert main(["run", path, "--chunks", str(tmp_path / "some")]) == 0
     rest = threading.Timer(0.5, main, [["run", path]])
     rest.start()
-    options = StatusOptions(overrides=(), volume=None, job=path, watch=True, json=False)
+    options = StatusOptions(overrides=(), volume=None, step=None, job=path, watch=True, json=False)
     assert print_status_of(options, watch_seconds=0.05) == 0
     rest.join()
     out = capsys.readouterr().out

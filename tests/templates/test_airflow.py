@@ -14,11 +14,14 @@ from itertools import accumulate
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
+import yaml
+from helpers import job_values, write_volume
 
 from beam_inference.beam.dataflow_gpus import DRIVERS, GPUS, SHARINGS
 from beam_inference.cli.flex_template import metadata
-from beam_inference.cli.main import command_parser
+from beam_inference.cli.main import command_parser, main, run_with_flags
 from beam_inference.cli.run import flags_parser
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
@@ -30,6 +33,7 @@ NOT_IN_THE_FORMS = {
     "overwrite",
     "redo",
     "volume",
+    "step",
     "allow_pickle",
     "trust_model",
     "log_format",
@@ -192,3 +196,24 @@ def test_the_verification_is_of_the_same_job_and_cannot_be_taken_for_shell_comma
         *("/opt/py thon", "-m", "beam_inference", "verify", "/data/job.yaml; rm x"),
         *("--output=gs://b/$(out)", "--resume=true", "--deep"),
     ]
+
+
+@pytest.mark.slow
+def test_a_job_file_of_steps_is_run_and_verified(dags, tmp_path, monkeypatch):
+    array = np.random.default_rng(0).integers(1, 256, (16, 32, 32), dtype=np.uint8)
+    write_volume(tmp_path / "in", array)
+    model = {"normalize": {"levels": "levels.json"}}
+    steps = {
+        "levels": "levels in --to levels.json",
+        "map": job_values("in", "map", model=model),
+        "coarse": "pyramid map --num-scales 1 --method mean",
+    }
+    job = tmp_path / "steps.yaml"
+    job.write_text(yaml.safe_dump({"steps": steps}, sort_keys=False))
+    run = context(dags, {"job": str(job), "beam_flags": {"direct_num_workers": 1}, "deep": True})
+    verify = shlex.split(dags.common.verification().keywords["bash_command"](context=run))
+    assert main(verify[3:]) == 1, "nothing is done yet"
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    flags = [f"--{name}={value}" for name, value in dags.local.flags(run).items()]
+    assert run_with_flags(["--runner=DirectRunner", "--labels=airflow-version=v3", *flags]) == 0
+    assert main(verify[3:]) == 0
