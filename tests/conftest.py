@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import hypothesis
 import numpy as np
 import pytest
 from helpers import SHARED_DATA, job_values, write_job, write_volume
@@ -28,6 +29,10 @@ if "torch" not in list_plugins("engines"):
 os.environ.setdefault(
     "NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled")
 )
+
+# others may use the machine: no test is one of time
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 # Shells' background jobs ignore it, and so would what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

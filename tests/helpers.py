@@ -309,3 +309,11 @@ def killed_in_each(command: list[str], output: Path, kind: str, stages: list[str
         process.send_signal(signal.SIGKILL)
         process.communicate()
         yield stage
+
+
+def wait_for_text(path: Path) -> None:
+    """Wait until a file is there, and not empty."""
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_text().strip():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.1)

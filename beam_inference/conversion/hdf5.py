@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import threading
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.config.json_text import parse_json
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.hdf5_chunks import check_chunks
+from beam_inference.conversion.hdf5_chunks import absence_notes, check_chunks
 from beam_inference.conversion.hdf5_links import check_voxels_are_near, follow_links
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
@@ -46,6 +47,8 @@ DEFAULT_DATASET = "main"
 """Name of the dataset of a new file where none is given."""
 _NAMES_IN_MESSAGE = 10
 _NM_PER_UM = 1e3
+_BIGDATAVIEWER = re.compile(r"t\d+/s\d+/\d+/cells")
+"""Datasets of BigDataViewer, whose format keeps unsigned integers of 16 bits as signed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,9 @@ def _dataset_source(path: str, name: str) -> Hdf5Source | None:
         check_voxels_are_near(open_file, path, dataset)
         axes = _axes(f"{path}:{name}", dataset)
         info = _info(f"{path}:{name}", dataset, axes)
+        if _BIGDATAVIEWER.fullmatch(name) and dataset.dtype == np.int16:
+            note = "its int16 are BigDataViewer's, which stand for uint16, and are read as such"
+            info = replace(info, dtype="uint16", notes=(*info.notes, note))
         check_block_memory(f"{path}:{name}", info.grain, info.itemsize)
         if dataset.size:
             _check_decodable(f"{path}:{name}", dataset)
@@ -178,6 +184,7 @@ def _dataset_source(path: str, name: str) -> Hdf5Source | None:
 def _info(name: str, dataset: Any, axes: str) -> SourceInfo:
     extent = dict(zip(axes, map(int, dataset.shape), strict=True))
     placement = _placement(dataset)
+    notes = placement.notes + absence_notes(dataset)
     grain = FREE
     if dataset.chunks:
         chunk = dict(zip(axes, dataset.chunks, strict=True))
@@ -188,7 +195,7 @@ def _info(name: str, dataset: Any, axes: str) -> SourceInfo:
         number_dtype(dataset.dtype, name),
         placement.voxel_size_nm,
         grain,
-        placement.notes,
+        notes,
     )
 
 

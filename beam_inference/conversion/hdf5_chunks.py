@@ -50,6 +50,19 @@ def check_chunks(dataset: Any, index: Sequence[slice]) -> None:
             )
 
 
+def absence_notes(dataset: Any) -> tuple[str, ...]:
+    """A note on voxels of a dataset that are stored nowhere, and read as its fill value."""
+    if dataset.is_virtual:
+        covered = sum(each.vspace.get_select_npoints() for each in dataset.virtual_sources())
+        missing = max(0, dataset.size - covered)
+    else:
+        missing = dataset.size if dataset.id.get_storage_size() == 0 else 0
+    if not missing:
+        return ()
+    share = "all its" if missing == dataset.size else f"{missing:,} of its {dataset.size:,}"
+    return (f"{share} voxels are stored nowhere, and are {dataset.fillvalue}, its fill value",)
+
+
 def _filters(dataset: Any) -> list[int]:
     """Numbers of the filters that chunks went through, in this order."""
     pipeline = dataset.id.get_create_plist()

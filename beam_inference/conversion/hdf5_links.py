@@ -119,6 +119,12 @@ def check_voxels_are_near(open_file: OpenFile, path: str, dataset: Any) -> None:
             )
         with open_file(other) as file:
             part = file[place.name]
+            if part.dtype != dataset.dtype:
+                raise VolumeError(
+                    f"{path}:{dataset.name} has {dataset.dtype} values, and is put together from "
+                    f"{other}:{source.dset_name}, which has {part.dtype} ones: HDF5 would cut them "
+                    "off. Make it of one dtype."
+                )
             if part.external or part.is_virtual:
                 raise VolumeError(
                     f"{path}:{dataset.name} is put together from {other}:{source.dset_name}, which "

@@ -89,8 +89,19 @@ def _read(path: str, packing: str | None) -> RawSource:
         stated_voxel_size(float(f"{float(n) * _NM_PER_ANGSTROM:.6g}") for n in sizes),
         offset=(int(mrc.nstart.z), int(mrc.nstart.y), int(mrc.nstart.x)),
     )
-    info = SourceInfo(placement.bounds(shape), 1, dtype_name, placement.voxel_size_nm, FREE)
+    info = SourceInfo(
+        placement.bounds(shape), 1, dtype_name, placement.voxel_size_nm, FREE, _origin_notes(header)
+    )
     return RawSource(path, layout, info, packing)
+
+
+def _origin_notes(header: Any) -> tuple[str, ...]:
+    """A note on an origin that is lost: the offset is that of NXSTART, NYSTART and NZSTART."""
+    origin = [float(header.origin[axis]) for axis in "xyz"]
+    if not any(origin):
+        return ()
+    stated = ", ".join(f"{coordinate:g}" for coordinate in origin)
+    return (f"its origin, {stated} Å (x, y, z), is not read: the offset is that of NXSTART …",)
 
 
 def _check_axes(path: str, header: Any) -> None:

@@ -81,15 +81,25 @@ def _read(path: str) -> RawSource:
         check_packed_length(data.path, packing, data.start, layout)
     extent = dict(zip(axes, layout.shape, strict=True))
     placement = _placement(header, axes)
+    notes = placement.notes
+    if placement.voxel_size_nm is None and _is_elsewhere(header.get("space origin")):
+        notes += ("its space origin is not read, without voxel sizes in a known unit",)
+    if _is_elsewhere(_either(header, "axis mins", "axismins")):
+        notes += ("its axis mins are not read: the offset is 0",)
     info = SourceInfo(
         placement.bounds((extent.get("Z", 1), extent["Y"], extent["X"])),
         extent.get("C", 1),
         dtype_name,
         placement.voxel_size_nm,
         FREE,
-        placement.notes,
+        notes,
     )
     return RawSource(data.path, layout, info, packing, data.start if packing else 0)
+
+
+def _is_elsewhere(position: Any) -> bool:
+    """Whether a position is stated that is not 0."""
+    return position is not None and bool(np.nan_to_num(np.asarray(position, float)).any())
 
 
 def _either(header: Header, name: str, other_name: str) -> Any:

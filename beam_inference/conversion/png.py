@@ -64,6 +64,7 @@ def read_picture_header(path: str) -> SliceHeader:
         width=width,
         dtype="uint16" if is_deep else "uint8",
         grain=(1, height, width),
+        has_colours=mode == "P",
     )
 
 
@@ -75,7 +76,12 @@ def _has_16_bits(path: str) -> bool:
             16, which it would halve.
     """
     with Path(path).open("rb") as file:
-        bits, colour = file.read(26)[24:]
+        start = file.read(26)
+    if start[12:16] != b"IHDR":  # Pillow would take a later one
+        raise VolumeError(
+            f"{path} is a PNG that does not begin with its header: it is damaged. Save it again."
+        )
+    bits, colour = start[24:]
     if bits < 8 or (bits == 16 and colour != _GREY):
         raise VolumeError(
             f"{path} has {bits} bits a channel in PNG's colour type {colour}; expected 8, or "
@@ -87,15 +93,15 @@ def _has_16_bits(path: str) -> bool:
 def read_picture(path: str, box: BoundingBox) -> Voxels:
     """Read the voxels of a box, one slice deep: (channels, 1, y, x)."""
     try:
+        _, top, left = box.start
+        _, bottom, right = box.stop
         with _open(path) as image:
-            array = np.asarray(image)
+            array = np.asarray(image.crop((left, top, right, bottom)))
     except Exception as error:  # the decoders have errors of their own
         raise PermanentReadError(f"cannot read {path}: {error}") from error
     if array.ndim == 2:
         array = array[..., np.newaxis]
-    _, y0, x0 = box.start
-    _, y1, x1 = box.stop
-    return np.moveaxis(array[y0:y1, x0:x1], -1, 0)[:, np.newaxis]
+    return np.moveaxis(array, -1, 0)[:, np.newaxis]
 
 
 def write_png(path: Path, array: Voxels) -> None:

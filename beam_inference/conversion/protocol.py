@@ -94,6 +94,7 @@ class SliceHeader:
         height, width: extent along y and x, in voxels.
         dtype: name of the dtype.
         grain: as in :class:`SourceInfo`.
+        has_colours: whether its values are numbers in a table of colours, which is not kept.
     """
 
     channels: int
@@ -101,6 +102,11 @@ class SliceHeader:
     width: int
     dtype: str
     grain: Zyx
+    has_colours: bool = False
+
+
+COLOURS_LOST = "its table of colours is not kept, its values are"
+"""A note on pictures with a palette."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ def check_shape(name: str, shape: Iterable[int]) -> None:
         VolumeError: an extent is negative, or larger than any volume.
     """
     extents = list(shape)
-    if any(not 0 <= extent <= FARTHEST for extent in extents):
+    if any(isinstance(n, bool) or not 0 <= n <= FARTHEST for n in extents):
         raise VolumeError(
             f"the header of {name} states the shape {extents}, which no volume has: it is damaged. "
             "Copy or save the file again."

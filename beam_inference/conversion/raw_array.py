@@ -121,14 +121,29 @@ class RawSource:
                 raise PermanentReadError(f"cannot read {box} of {self.path}: {error}") from error
             if scaling is None:
                 return array
-            slope, intercept = scaling
-            scaled: Voxels = array.astype(np.float32) * np.float32(slope)
-            scaled += np.float32(intercept)
-            return scaled
+            return _scale(array, scaling, f"{box} of {self.path}")
 
         if not isinstance(file, str):
             weakref.finalize(read, file.close)
         return read
+
+
+def _scale(array: Voxels, scaling: tuple[float, float], name: str) -> Voxels:
+    """The float32 values of stored ones.
+
+    Raises:
+        PermanentReadError: one is too large for float32; ``name`` says where.
+    """
+    slope, intercept = scaling
+    with np.errstate(over="ignore"):
+        scaled: Voxels = array.astype(np.float32) * np.float32(slope)
+        scaled += np.float32(intercept)
+    if not np.array_equal(np.isfinite(scaled), np.isfinite(array)):
+        raise PermanentReadError(
+            f"{name} holds values that are too large for float32 once they are multiplied by "
+            f"{slope:g}, and {intercept:g} is added, as the header says: save them scaled otherwise"
+        )
+    return scaled
 
 
 def file_identity(path: str) -> Json:
@@ -141,7 +156,7 @@ def file_identity(path: str) -> Json:
     }
 
 
-def check_length(path: str, layout: RawLayout) -> None:
+def check_not_cut(path: str, layout: RawLayout) -> None:
     """Refuse a file that ends before its array does.
 
     Raises:
@@ -152,6 +167,23 @@ def check_length(path: str, layout: RawLayout) -> None:
         raise VolumeError(
             f"{path} has {size} bytes, but its header requires {layout.stop}: it was cut off. "
             "Copy it again."
+        )
+
+
+def check_length(path: str, layout: RawLayout) -> None:
+    """Refuse a file that does not end with its array, where its format has nothing behind it.
+
+    Raises:
+        VolumeError: it ends before, or goes on behind it: then its header may state too few slices,
+            or a wrong beginning.
+    """
+    check_not_cut(path, layout)
+    size = Path(path).stat().st_size
+    if size > layout.stop:
+        raise VolumeError(
+            f"{path} has {size} bytes, {size - layout.stop} more than its header speaks of: the "
+            "header may be wrong, and voxels be missing or out of place. If it is right, cut them "
+            f"off in a copy: head -c {layout.stop} FILE > COPY"
         )
 
 

@@ -16,10 +16,18 @@ import numpy as np
 
 from beam_inference.config.fields import Json
 from beam_inference.conversion.png import read_picture, read_picture_header
-from beam_inference.conversion.protocol import FREE, Read, SliceHeader, SourceInfo, Voxels
+from beam_inference.conversion.protocol import (
+    COLOURS_LOST,
+    FREE,
+    Read,
+    SliceHeader,
+    SourceInfo,
+    Voxels,
+)
 from beam_inference.conversion.tiff import read_tiff_slice, read_tiff_slice_header
-from beam_inference.errors import VolumeError, WorkerFault
+from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.volumes.block_memory import check_block_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,15 @@ class SliceStack:
             window = BoundingBox((0, *box.start[1:]), (1, *box.stop[1:]))
             out = np.empty((self.info.channels, *box.shape), self.info.dtype)
             for z in range(box.start[0], box.stop[0]):
-                out[:, z - box.start[0]] = read_slice(paths[z], window)[:, 0]
+                part = out[:, z - box.start[0] : z - box.start[0] + 1]
+                voxels = read_slice(paths[z], window)
+                if (voxels.dtype, voxels.shape) != (part.dtype, part.shape):
+                    raise PermanentReadError(
+                        f"{paths[z]} holds {voxels.dtype} voxels of {list(voxels.shape)} where "
+                        f"{part.dtype} ones of {list(part.shape)} (channels, z, y, x) are expected "
+                        "by its header: it is damaged, or was changed. Copy or save it again."
+                    )
+                part[...] = voxels
             return out
 
         return read
@@ -105,6 +121,8 @@ def slice_stack(pattern: str) -> SliceStack:
             f"glob: '*{min(suffixes)}'"
         )
     header = _common_header(paths)
+    itemsize = header.channels * np.dtype(header.dtype).itemsize
+    check_block_memory(pattern, header.grain, itemsize)
     lines = []
     for path in paths:
         status = Path(path).stat()
@@ -115,7 +133,8 @@ def slice_stack(pattern: str) -> SliceStack:
         header.dtype,
         None,
         header.grain,
-        numbering_notes([Path(path).name for path in paths]),
+        numbering_notes([Path(path).name for path in paths])
+        + ((COLOURS_LOST,) if header.has_colours else ()),
     )
     return SliceStack(pattern, _hash(paths), _hash(lines), info)
 
@@ -167,6 +186,7 @@ def _common_header(paths: Sequence[str]) -> SliceHeader:
         kinds = [
             f"{count} such as {Path(first[header]).name}: {header.height} × {header.width} (y, x), "
             f"channels: {header.channels}, {header.dtype}"
+            f"{', with a table of colours' if header.has_colours else ''}"
             for header, count in counts.most_common(_MOST_IN_MESSAGE)
         ]
         raise VolumeError(

@@ -27,6 +27,7 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.protocol import (
+    COLOURS_LOST,
     FREE,
     Read,
     SliceHeader,
@@ -38,7 +39,7 @@ from beam_inference.conversion.protocol import (
     number_dtype,
     stated_voxel_size,
 )
-from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, file_identity
+from beam_inference.conversion.raw_array import RawLayout, RawSource, check_not_cut, file_identity
 from beam_inference.errors import ConfigError, PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
@@ -56,11 +57,15 @@ _LOSSES = (
     "index out of range",
     "not stitched",
     "incompletely written",
+    "frames, got",
 )
 """Words of tifffile's warnings after which it leaves out pages, or takes other shapes."""
 
 _DEFLATE = frozenset({8, 32946})
 _LZMA = 34925
+_GDAL_TAGS = frozenset({42112, 42113})
+"""Tags of files of GDAL, which may leave out strips and tiles without values."""
+
 _MOST_DEFLATED = 1032
 """Most bytes that a byte of deflate unpacks to."""
 
@@ -80,6 +85,24 @@ _MOST_LABELS = 10**6
 
 _JPEG = frozenset({6, 7, 34892, 33007})
 """Compressions whose decoder takes tables, as in tifffile itself."""
+
+_STORED_AS = (
+    "bitspersample",
+    "compression",
+    "dtype",
+    "fillorder",
+    "imagelength",
+    "imagewidth",
+    "photometric",
+    "planarconfig",
+    "predictor",
+    "rowsperstrip",
+    "sampleformat",
+    "samplesperpixel",
+    "tilelength",
+    "tilewidth",
+)
+"""What tifffile takes from the first page, for all of an image."""
 
 OME_DTYPES = frozenset(
     {"uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"}
@@ -105,6 +128,11 @@ def tiff_source(path: str, series: str | None, scale: int = 0) -> RawSource | Ti
     with header_errors(complaint):
         _check_page_list(path)
     with header_errors(complaint), _page_faults() as faults, tifffile.TiffFile(path) as tiff:
+        if tiff.is_ndtiff:
+            raise VolumeError(
+                f"{path} is described by the file NDTiff.index beside it, which is not read: it "
+                "may name any files. Save the data set as OME-TIFF first, with Micro-Manager."
+            )
         _check_ome_metadata(path, tiff)
         _check_imagej_metadata(path, tiff)
         number = _series_number(path, tiff, series)
@@ -199,7 +227,7 @@ def _notes(page: Any, tiff: Any, image: Any) -> tuple[str, ...]:
     """What a person should know of an image: colours that are lost, scales, sizes of pixels."""
     notes = []
     if page.photometric == _PALETTE:
-        notes.append("its table of colours is not kept, its values are")
+        notes.append(COLOURS_LOST)
     if len(image.levels) > 1:
         notes.append(
             f"it has {len(image.levels)} scales, of which --scale chooses one: "
@@ -258,9 +286,12 @@ def _source(path: str, tiff: Any, number: int, scale: int) -> RawSource | TiffPa
         _notes(page, tiff, image),
     )
     if is_contiguous:
+        for each_number, each in enumerate(series.pages):
+            if each is not None and each is not page:
+                _check_like(path, each_number, each.aspage(), page)
         dtype = page.dtype.newbyteorder(tiff.byteorder).str
         layout = RawLayout(dtype, shape, axes, int(series.dataoffset))
-        check_length(path, layout)
+        check_not_cut(path, layout)
         return RawSource(path, layout, info)
     check_block_memory(path, info.grain, info.itemsize)
     source = TiffPages(path, number, scale, letters, info)
@@ -334,6 +365,12 @@ def _check_imagej_metadata(path: str, tiff: Any) -> None:
         raise VolumeError(
             f"{path} says that it holds {stated} images, and has room for {found}: it was cut off, "
             "or is damaged. Copy or save it again."
+        )
+    listed = math.prod(tiff.series[0].shape) // max(1, math.prod(_page_shape(page)))
+    if len(tiff.pages) > max(1, listed):
+        raise VolumeError(
+            f"{path} says that it holds {listed} images, and has {len(tiff.pages)}: what describes "
+            "it is wrong, and slices would be lost. Save it again."
         )
 
 
@@ -455,6 +492,7 @@ class TiffPages:
         try:
             page = pages[number]
             keyframe = page.keyframe
+            own = page.aspage()
             found = (
                 int(keyframe.samplesperpixel),
                 int(keyframe.imagelength),
@@ -465,6 +503,7 @@ class TiffPages:
             raise PermanentReadError(
                 f"cannot read page {number} of {self.path}: {error}: the file is damaged"
             ) from error
+        _check_like(self.path, number, own, keyframe)
         channels = 1 if "C" in self.leading else self.info.channels
         expected = (channels, *self.info.bounds.shape[1:], self.info.dtype)
         if found != expected:
@@ -482,6 +521,22 @@ class TiffPages:
         if self.leading[0] == "C":
             return channel * self.info.bounds.shape[0] + z
         return z * self.info.channels + channel
+
+
+def _check_like(path: str, number: int, page: Any, first: Any) -> None:
+    """Refuse a page that is stored in another way than the first, by which tifffile reads it.
+
+    Raises:
+        PermanentReadError: it is.
+    """
+    for key in _STORED_AS:
+        found = getattr(page, key)
+        expected = getattr(first, key)
+        if found != expected:
+            raise PermanentReadError(
+                f"page {number} of {path} has {key} {found}, and the first {expected}: they must "
+                "be stored alike. Save the file again."
+            )
 
 
 def page_window(path: str, file: int, page: Any, box: BoundingBox) -> Voxels:
@@ -557,6 +612,8 @@ def _segment(file: int, page: Any, index: int) -> Voxels | None:
     count = int(page.databytecounts[index])
     offset = int(page.dataoffsets[index])
     if not (count or offset):
+        if not _GDAL_TAGS.intersection(tag.code for tag in page.keyframe.tags):
+            raise ValueError("a strip or tile of it was never written, and it is no file of GDAL's")
         return None
     data = os.pread(file, count, offset)
     if not count or len(data) < count:
@@ -683,6 +740,7 @@ def read_tiff_slice_header(path: str) -> SliceHeader:
             width=int(page.imagewidth),
             dtype=number_dtype(page.dtype, path),
             grain=page_grain(page),
+            has_colours=page.photometric == _PALETTE,
         )
 
 

@@ -24,6 +24,7 @@ from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
     KvStore,
     delete_folder,
+    leads_elsewhere,
     local_folder,
     one_line,
     open_kvstore,
@@ -168,7 +169,7 @@ def _folders(stored: StoredVolume, url: str, storage: Storage) -> list[str]:
     else:
         paths = [scale.group_scale.path for scale in stored.scales if scale.group_scale is not None]
     for path in paths:
-        if path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
+        if leads_elsewhere(url, path):
             raise VolumeError(
                 f"{url} lists the folder {path}, which may lie outside of it: it is not removed. "
                 "Choose another place, or remove what is there yourself."

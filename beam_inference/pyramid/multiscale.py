@@ -24,6 +24,7 @@ from beam_inference.volumes.detection import hint_at_neighbours, json_object, vo
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     delete_folder,
+    leads_elsewhere,
     open_kvstore,
     retry_request,
 )
@@ -175,7 +176,7 @@ class MultiscaleVolume:
         self._change_entries(remove)
         store = open_kvstore(self.url, self.storage)
         for folder in folders:
-            if ".." not in folder.split("/"):  # that lies outside the volume, and is another's
+            if not leads_elsewhere(self.url, folder):  # what lies there is another's
                 delete_folder(store, self.url, f"{folder}/")
 
     def _metadata(self) -> Json:

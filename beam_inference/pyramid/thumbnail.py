@@ -82,10 +82,10 @@ def _pixels(shown: AnyArray, *, labels: bool) -> NDArray[np.uint8]:
         return np.concatenate(bytes_of, axis=-1).astype(np.uint8)
     if chosen.dtype != np.uint8:
         values = chosen.astype(np.float64)
-        low = np.nanmin(values)
-        high = np.nanmax(values)
+        finite = values[np.isfinite(values)]
+        low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
         scaled = (values - low) / (high - low) if high > low else np.zeros_like(values)
-        chosen = np.rint(np.nan_to_num(scaled) * 255).astype(np.uint8)
+        chosen = np.rint(np.nan_to_num(scaled).clip(0, 1) * 255).astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(chosen, (*chosen.shape[:-1], 3)))
 
 

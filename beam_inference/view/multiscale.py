@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from beam_inference.config.fields import Json
+from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.volumes.detection import json_object, volume_at
 from beam_inference.volumes.kvstores import open_kvstore
@@ -95,7 +96,7 @@ def _scales(image: Json, array_url: str) -> Scales | None:
 def with_draft_version(text: bytes) -> bytes:
     """Add OME-Zarr 0.5 to a zarr.json as its last draft, which Neuroglancer before 2.41 reads."""
     try:
-        group = json.loads(text)
+        group = parse_json(text)
         image = group["attributes"]["ome"]
         drafted = [
             {**each, "version": "0.5-dev"}

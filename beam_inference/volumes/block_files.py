@@ -1,7 +1,7 @@
 """Files of blocks that TensorStore would silently read as zeros, or wait for without end.
 
-A block that is absent reads as the fill value, and so does one whose name is another than expected,
-that is a folder, or a link that leads nowhere, and all that a shard holds behind a blank index. A
+A block that is absent reads as the fill value. So does one whose name is another than expected, one
+that is a folder or a link that leads nowhere, and one that its shard does not list where it must. A
 pipe in place of a file never answers.
 """
 
@@ -11,7 +11,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,9 @@ import tensorstore as ts
 from beam_inference.config.fields import Json
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import triple
-from beam_inference.volumes.sharding import shards_in
+from beam_inference.volumes.block_headers import header_fault
+from beam_inference.volumes.shard_index import shard_fault
+from beam_inference.volumes.sharding import Sharding, shard_keys
 
 _BLOCK_NAME = r"-?\d+--?\d+_-?\d+--?\d+_-?\d+--?\d+"
 _OTHER_SUFFIX = re.compile(rf"{_BLOCK_NAME}(\.(?!__lock)\w+)")
@@ -53,15 +54,18 @@ def block_fault(stored: Json, window: ts.TensorStore) -> str | None:
     kvstore = stored.get("kvstore")
     if not isinstance(kvstore, dict) or kvstore.get("driver") != "file":
         return None
-    index_bytes = _shard_index_bytes(stored)
+    scale = stored.get("scale_metadata", {})
+    sharding = Sharding.of(scale) if scale.get("sharding") else None
+    itemsize = window.dtype.numpy_dtype.itemsize
     for key in _block_keys(stored, window):
-        fault = _file_fault(Path(kvstore["path"]), key, index_bytes)
+        path = Path(kvstore["path"])
+        fault = _file_fault(path, key, sharding) or header_fault(path, key, stored, itemsize)
         if fault is not None:
             return fault
     return None
 
 
-def _file_fault(folder: Path, key: str, index_bytes: int) -> str | None:
+def _file_fault(folder: Path, key: str, sharding: Sharding | None) -> str | None:
     path = folder / key
     try:
         status = os.stat(path)
@@ -71,9 +75,10 @@ def _file_fault(folder: Path, key: str, index_bytes: int) -> str | None:
         return None  # TensorStore says what is wrong
     else:
         irregular = None if stat.S_ISREG(status.st_mode) else path
-        is_shard = index_bytes > 0 and irregular is None
-        if is_shard and _has_blank_index(path, index_bytes, status.st_size, status.st_mtime_ns):
-            return f"{path} is a shard whose index lists no blocks, though more follows it"
+        if sharding is not None and irregular is None:
+            fault = shard_fault(path, sharding, status.st_size, status.st_mtime_ns)
+            if fault is not None:
+                return f"{path} {fault}"
     if irregular is None:
         return None
     return (
@@ -90,21 +95,6 @@ def _place_of_no_folder(folder: Path, key: str) -> Path | None:
         if os.path.lexists(place):
             return None if place.is_dir() else place
     return None
-
-
-def _shard_index_bytes(stored: Json) -> int:
-    """Bytes of the index that a shard of a precomputed volume begins with; 0 of other volumes."""
-    sharding = stored.get("scale_metadata", {}).get("sharding")
-    return 16 << sharding["minishard_bits"] if sharding else 0
-
-
-@lru_cache(maxsize=10_000)
-def _has_blank_index(path: Path, index_bytes: int, size: int, _modified_ns: int) -> bool:
-    """Whether a shard's index lists nothing, and more follows it: it was torn."""
-    if size <= index_bytes:
-        return False
-    with path.open("rb") as file:
-        return not any(file.read(index_bytes))
 
 
 def _block_keys(stored: Json, window: ts.TensorStore) -> Iterator[str]:
@@ -162,7 +152,7 @@ def _precomputed_keys(scale: Json, spans: list[tuple[int, int]]) -> Iterator[str
     if scale.get("sharding"):
         first = triple(span[0] for span in xyz[::-1])
         stop = triple(span[1] + 1 for span in xyz[::-1])
-        yield from (key for key, _ in shards_in(scale, BoundingBox(first, stop)))
+        yield from shard_keys(scale, BoundingBox(first, stop))
         return
     ranges = []
     for (first_voxel, last), start, size, stop_voxel in zip(

@@ -18,11 +18,16 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.volumes.drafts import file_of_draft
+from beam_inference.volumes.shard_index import local_shards, shard_fault
+from beam_inference.volumes.sharding import Sharding
 
 logger = logging.getLogger(__name__)
 
 _MOST_ENTRIES = 10_000
 """Entries of folders that are looked at."""
+
+_MOST_SHARDS = 16
+"""Shards whose lists of blocks are looked at before any is read; all are before they are read."""
 
 _LIKE_BLOCKS = re.compile(r"(c[./])?-?\d+([._/-]-?\d+)*|[\da-f]+\.shard")
 """Names that some format or other gives to blocks, or to shards."""
@@ -58,7 +63,7 @@ def check_block_names(name: str, stored: Json, suffixes: Sequence[str] = ()) -> 
         scale = stored["scale_metadata"]
         folder /= scale["key"]
         block_of = _shard_names(scale) if scale.get("sharding") else _precomputed_names(scale)
-        _check_hashed_shards(name, folder, scale)
+        _check_shards(name, folder, scale)
     elif stored["driver"] in _GRIDS:
         block_of = _grid_names(*_GRIDS[stored["driver"]](stored["metadata"]))
     if block_of is not None:
@@ -103,22 +108,26 @@ def _is_like_block(file: str, suffixes: Sequence[str]) -> bool:
     return _LIKE_BLOCKS.fullmatch(file.removesuffix(suffix)) is not None
 
 
-def _check_hashed_shards(name: str, folder: Path, scale: Json) -> None:
-    """Refuse what is no file in place of a shard, where nothing tells which shards a read needs.
+def _check_shards(name: str, folder: Path, scale: Json) -> None:
+    """Refuse a volume whose shards were written by other metadata, by those that come first.
 
     Raises:
-        VolumeError: a shard is a folder, or a link that leads nowhere, which would read as zeros.
+        VolumeError: a shard lists what it cannot list, or its name is none of the volume's.
     """
-    if not scale.get("sharding") or scale["sharding"]["hash"] == "identity":
+    if not scale.get("sharding") or not folder.is_dir():
         return
-    with os.scandir(folder) as entries:
-        for entry in islice(entries, _MOST_ENTRIES):
-            if _SHARD.fullmatch(entry.name) and not entry.is_file():
-                raise VolumeError(
-                    f"{name} holds {entry.name}, which is a folder or the like, or a link that "
-                    "leads nowhere, where a shard is expected: its blocks would read as zeros. "
-                    "Copy that file again."
-                )
+    sharding = Sharding.of(scale)
+    for number, path in enumerate(local_shards(folder, _MOST_ENTRIES)):
+        is_named = _SHARD.fullmatch(path.name) is not None
+        if not is_named or (number >= _MOST_SHARDS and int(path.stem, 16) < sharding.shards):
+            continue
+        status = path.stat()
+        fault = shard_fault(path, sharding, status.st_size, status.st_mtime_ns)
+        if fault is not None:
+            raise VolumeError(
+                f"{name}: {path.name} {fault}. Its blocks would read as zeros: mend the metadata, "
+                "or copy the file again."
+            )
 
 
 def _files_below(folder: Path) -> Iterator[str]:

@@ -16,6 +16,9 @@ _NAMES_IN_MESSAGE = 10
 _DEEPEST = 5
 _MOST_ENTRIES = 5000
 """Files and folders that are looked at for volumes."""
+_MOST_BYTES = 2**24
+"""Bytes of metadata that are read to find volumes."""
+
 _MOST_CHARACTERS = 200
 
 
@@ -126,8 +129,10 @@ def _is_volume(folder: Path) -> bool:
     if (folder / ".zarray").is_file() or (folder / "info").is_file():
         return True
     for name in ("zarr.json", ".zattrs", "attributes.json"):
+        path = folder / name
         try:
-            value = parse_json((folder / name).read_bytes())
+            is_small_file = path.is_file() and path.stat().st_size <= _MOST_BYTES
+            value = parse_json(path.read_bytes()) if is_small_file else None
         except (OSError, ValueError):
             continue
         if not isinstance(value, dict):

@@ -325,6 +325,16 @@ def local_folder(url: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
+def leads_elsewhere(url: str, path: str) -> bool:
+    """Whether a path below a URL may lie outside of it: by its parts, or locally by a link."""
+    if path.startswith("/") or {"", ".", ".."}.intersection(path.split("/")):
+        return True
+    root = local_folder(url)
+    if root is None:
+        return False
+    return os.path.realpath(root / path) != os.path.join(os.path.realpath(root), path)
+
+
 def status(error: BaseException) -> str:
     """The status prefix of a TensorStore error's text, such as FAILED_PRECONDITION."""
     match = re.match(r"([A-Z_]{4,})\b", str(error))

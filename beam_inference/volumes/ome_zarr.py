@@ -126,10 +126,12 @@ def _size_nm(axis: Json, size: float) -> float | None:
 def _path_inside(path: object) -> str:
     """The path of an array in its group. Raises ValueError if it may lead anywhere else.
 
-    It becomes a part of a URL, in which a percent sign would stand for another character.
+    It becomes a part of a URL, in which a percent sign would stand for another character, and a bar
+    for another kind of store.
     """
     parts = path.split("/") if isinstance(path, str) else []
-    if not parts or {"", ".", ".."}.intersection(parts) or set("%?#\\").intersection(str(path)):
+    is_plain = str(path).isprintable() and not set("%?#\\|").intersection(str(path))
+    if not parts or {"", ".", ".."}.intersection(parts) or not is_plain:
         raise ValueError(f"the path of an array must lie inside the group; found {path}")
     return "/".join(parts)
 

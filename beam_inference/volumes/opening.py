@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -408,6 +409,29 @@ def _local_block_of_other_name(volume: Volume, scale: Json, kvstore: Json) -> st
     return block_with_suffix(folder / key, _MOST_FILES)
 
 
+def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
+    """The name of a block with a suffix where a server of files cannot list, as by HTTP."""
+    requests = {key: volume.kvstore.read(key) for key in keys}
+    try:
+        absent = [
+            key
+            for key, request in requests.items()
+            if request.result(timeout=PATIENCE_SECONDS).state == "missing"
+        ]
+        for key, suffix in product(absent, PACKED_SUFFIXES):
+            found = volume.kvstore.read(f"{key}{suffix}").result(timeout=PATIENCE_SECONDS)
+            if found.state != "missing":
+                return f"{key.rpartition('/')[2]}{suffix}"
+    except (ValueError, OSError):
+        return None  # reading says what is wrong
+    if len(absent) == len(keys):
+        logger.warning(
+            "%s answers none of its first, middle and last block: absent blocks read as zeros",
+            volume.url,
+        )
+    return None
+
+
 def _remote_block_of_other_name(volume: Volume, scale: Json) -> str | None:
     """Look at the names of three blocks only: a request each, and a listing may be long."""
     if scale.get("sharding"):
@@ -416,7 +440,9 @@ def _remote_block_of_other_name(volume: Volume, scale: Json) -> str | None:
         names = ts.KvStore.KeyRange(key, f"{key}/")  # "/" comes after "."
         try:
             listed = volume.kvstore.list(names).result(timeout=PATIENCE_SECONDS)
-        except (ValueError, OSError, NotImplementedError):
+        except NotImplementedError:
+            return _name_by_asking(volume, first_block_keys(scale))
+        except (ValueError, OSError):
             return None  # a store that may be read need not be listed
         for each in listed:
             name = each.decode().rpartition("/")[2]

@@ -23,6 +23,7 @@ from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
 from beam_inference.foreign_text import describe_error
+from beam_inference.volumes.block_headers import PNG_HEADER_BYTES, png_fault
 from beam_inference.volumes.volume import TensorStore, Volume
 
 try:  # nearly twice as fast
@@ -312,6 +313,9 @@ class _Blocks:
     ) -> AnyArray:
         """Decode a block by a volume of it alone, in memory."""
         scale = self.metadata["scale_metadata"]
+        fault = png_fault(content[:PNG_HEADER_BYTES], self.dtype.itemsize)
+        if fault is not None and scale["encoding"] == "png":
+            raise ValueError(f"it {fault}")
         spec = {
             "driver": "neuroglancer_precomputed",
             "kvstore": {"driver": "memory"},

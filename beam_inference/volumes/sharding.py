@@ -8,10 +8,12 @@ Neuroglancer numbers the blocks of a scale by the compressed Morton code of thei
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
@@ -26,6 +28,125 @@ _PRESHIFT_BITS = 9
 
 Reading a block then takes two small requests.
 """
+
+
+_Numbers = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """In which shard, and which list of it, each block of a precomputed scale is.
+
+    Attributes:
+        blocks: number of blocks along each axis, ZYX.
+        preshift_bits: low bits of the number of a block that decide nothing.
+        minishard_bits: bits that give its list, its minishard.
+        shard_bits: bits above these that give its shard.
+        is_hashed: whether these bits are of a hash, MurmurHash3_x86_128, of the number.
+        is_index_packed: whether lists are packed by gzip.
+    """
+
+    blocks: Zyx
+    preshift_bits: int
+    minishard_bits: int
+    shard_bits: int
+    is_hashed: bool
+    is_index_packed: bool
+
+    @staticmethod
+    def of(scale: Json) -> Sharding:
+        """As the metadata of a scale that has shards state it."""
+        stated = scale["sharding"]
+        return Sharding(
+            blocks=ChunkGrid(*_bounds_and_blocks(scale)).shape,
+            preshift_bits=stated["preshift_bits"],
+            minishard_bits=stated["minishard_bits"],
+            shard_bits=stated["shard_bits"],
+            is_hashed=stated["hash"] != "identity",
+            is_index_packed=stated.get("minishard_index_encoding") == "gzip",
+        )
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return 1 << self.shard_bits
+
+    @property
+    def minishards(self) -> int:
+        """Number of lists in each shard."""
+        return 1 << self.minishard_bits
+
+    @property
+    def most_listed(self) -> int:
+        """Number of blocks in a list, at most."""
+        total = self.blocks[0] * self.blocks[1] * self.blocks[2]
+        if self.is_hashed:
+            return total
+        all_bits = sum((count - 1).bit_length() for count in self.blocks)
+        unused = all_bits - self.minishard_bits - self.shard_bits
+        return min(total, 1 << max(self.preshift_bits, unused))
+
+    def name(self, shard: int) -> str:
+        """Name of a shard's file."""
+        return f"{shard:0{ceil_div(self.shard_bits, 4)}x}.shard"
+
+    def places(self, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """The shard of each block of a number, and its list there."""
+        values = numbers >> np.uint64(min(self.preshift_bits, 63))
+        values = _murmur_hash(values) if self.is_hashed else values
+        minishards = values & np.uint64(self.minishards - 1)
+        shards = values >> np.uint64(self.minishard_bits) & np.uint64(self.shards - 1)
+        return shards, minishards
+
+    def are_blocks(self, numbers: _Numbers) -> NDArray[np.bool_]:
+        """Whether numbers are those of blocks of the volume, by the compressed Morton code."""
+        rest = numbers.copy()
+        positions = [np.zeros_like(numbers) for _ in range(3)]
+        for level in range(max(self.blocks).bit_length()):
+            for axis in (2, 1, 0):
+                if 2**level < self.blocks[axis]:
+                    positions[axis] |= (rest & np.uint64(1)) << np.uint64(level)
+                    rest >>= np.uint64(1)
+        inside: NDArray[np.bool_] = rest == 0
+        for position, count in zip(positions, self.blocks, strict=True):
+            inside &= position < count
+        return inside
+
+
+def _murmur_hash(values: _Numbers) -> _Numbers:
+    """The low 64 bits of MurmurHash3_x86_128 of integers of 8 bytes, with seed 0.
+
+    The algorithm is Austin Appleby's, in the public domain.
+    """
+    second = _mixed(values >> np.uint64(32), 0xAB0E9789, 16, 0x38B34AE5)
+    first = _mixed(values & _LOW, 0x239B961B, 15, 0xAB0E9789)
+    length = np.uint64(8)
+    parts = [first ^ length, second ^ length, *[np.full_like(values, length)] * 2]
+    parts = _added(map(_finished, _added(parts)))
+    return parts[0] | parts[1] << np.uint64(32)
+
+
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+def _mixed(part: _Numbers, factor: int, turn: int, second_factor: int) -> _Numbers:
+    part = part * np.uint64(factor) & _LOW
+    part = (part << np.uint64(turn) | part >> np.uint64(32 - turn)) & _LOW
+    return part * np.uint64(second_factor) & _LOW
+
+
+def _added(parts: Iterable[_Numbers]) -> list[_Numbers]:
+    """The first part with the others added, and each of these with that sum added."""
+    first, *others = parts
+    for other in others:
+        first = first + other & _LOW
+    return [first, *(other + first & _LOW for other in others)]
+
+
+def _finished(part: _Numbers) -> _Numbers:
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        part = (part ^ part >> np.uint64(shift)) * np.uint64(factor) & _LOW
+    return part ^ part >> np.uint64(16)
 
 
 def shard_shapes(shape: Zyx, block_shape: Zyx) -> list[Zyx]:
@@ -104,20 +225,31 @@ def shards_in(scale: Json, box: BoundingBox) -> Iterator[tuple[str, BoundingBox]
         scale: the scale's metadata.
         box: the box.
     """
-    if scale["sharding"]["hash"] != "identity":
+    sharding = Sharding.of(scale)
+    if sharding.is_hashed:
         return
     bounds, block_shape = _bounds_and_blocks(scale)
-    sharding = scale["sharding"]
     shards = ChunkGrid(bounds, stored_shard_shape(scale))
-    blocks = ChunkGrid(bounds, block_shape).shape
-    low = _low_bits(sharding)
+    blocks = sharding.blocks
+    low = _low_bits(scale["sharding"])
     for position in _positions(shards, box):
         part = shards.core_box(shards.index(position)).intersection(box)
         steps = zyx.triple(
             p * n // b for p, n, b in zip(position, shards.chunk_shape, block_shape, strict=True)
         )
-        number = _morton(steps, blocks) >> low
-        yield f"{scale['key']}/{number:0{ceil_div(sharding['shard_bits'], 4)}x}.shard", part
+        yield f"{scale['key']}/{sharding.name(_morton(steps, blocks) >> low)}", part
+
+
+def shard_keys(scale: Json, box: BoundingBox) -> Iterator[str]:
+    """Keys of the shards that a box touches, also where numbers of blocks are hashed."""
+    sharding = Sharding.of(scale)
+    if not sharding.is_hashed:
+        yield from (key for key, _ in shards_in(scale, box))
+        return
+    numbers = np.array([number for number, _ in numbered_blocks(scale, box)], np.uint64)
+    shards, _ = sharding.places(numbers)
+    for shard in np.unique(shards).tolist():
+        yield f"{scale['key']}/{sharding.name(shard)}"
 
 
 def stored_shard_shape(scale: Json) -> Zyx:

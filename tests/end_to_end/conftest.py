@@ -1,11 +1,20 @@
 """Jobs whose result without any cluster is known."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import toy_networks
-from helpers import TOYS, job_values, read_volume, write_job
+from distributed import Client
+from helpers import TOYS, job_values, read_volume, wait_for_text, write_job
 
 from beam_inference.cli.main import main
+
+DASK = Path(sys.executable).with_name("dask")
 
 
 def job_and_result(volume_in, tmp_path, network, state, seams="recompute", postprocess=()):
@@ -58,3 +67,36 @@ def conv_exchange_job(volume_in, tmp_path):
     torch.manual_seed(0)
     state = toy_networks.conv().state_dict()
     return job_and_result(volume_in, tmp_path, "conv", state, "exchange")
+
+
+@pytest.fixture
+def dask_cluster(tmp_path, monkeypatch):
+    """The address of a scheduler with two worker processes of one thread each, under nannies."""
+    monkeypatch.setenv("PYTHONPATH", str(TOYS.parent), prepend=os.pathsep)
+    file = tmp_path / "scheduler.json"
+    common = ["--scheduler-file", str(file), "--no-dashboard"]
+    worker = [
+        "worker",
+        "--nworkers",
+        "2",
+        "--nthreads",
+        "1",
+        "--local-directory",
+        str(tmp_path / "dask"),
+    ]
+    with (tmp_path / "dask.log").open("w") as log:
+        processes = [
+            subprocess.Popen(
+                [str(DASK), *words, *common], stdout=log, stderr=log, start_new_session=True
+            )
+            for words in (["scheduler", "--port", "0"], worker)
+        ]
+        try:
+            wait_for_text(file)
+            with Client(scheduler_file=str(file), set_as_default=False) as client:
+                client.wait_for_workers(2, timeout=60)
+            yield ["--runner=DaskRunner", f"--dask_scheduler_file={file}"]
+        finally:
+            for process in reversed(processes):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

@@ -5,61 +5,18 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
-from helpers import TOYS, read_volume, truncated
+from distributed import LocalCluster
+from helpers import read_volume, truncated, wait_for_text
 from oracles.downsampling import level_above
 
 from beam_inference.beam.flags import beam_options, workers_of
 from beam_inference.cli.main import main
 from beam_inference.job.state import State
 from beam_inference.volumes.opening import open_volume
-
-DASK = Path(sys.executable).with_name("dask")
-
-
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """The address of a scheduler with two worker processes of one thread each, under nannies."""
-    monkeypatch.setenv("PYTHONPATH", str(TOYS.parent), prepend=os.pathsep)
-    file = tmp_path / "scheduler.json"
-    common = ["--scheduler-file", str(file), "--no-dashboard"]
-    worker = [
-        "worker",
-        "--nworkers",
-        "2",
-        "--nthreads",
-        "1",
-        "--local-directory",
-        str(tmp_path / "dask"),
-    ]
-    with (tmp_path / "dask.log").open("w") as log:
-        processes = [
-            subprocess.Popen(
-                [str(DASK), *words, *common], stdout=log, stderr=log, start_new_session=True
-            )
-            for words in (["scheduler", "--port", "0"], worker)
-        ]
-        try:
-            wait_for(file)
-            with Client(scheduler_file=str(file), set_as_default=False) as client:
-                client.wait_for_workers(2, timeout=60)
-            yield ["--runner=DaskRunner", f"--dask_scheduler_file={file}"]
-        finally:
-            for process in reversed(processes):
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def wait_for(path):
-    deadline = time.monotonic() + 60
-    while not path.exists() or not path.read_text().strip():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.1)
 
 
 def receipts_of(output, folder="receipts"):
@@ -72,10 +29,10 @@ def receipts_of(output, folder="receipts"):
 
 @pytest.mark.slow
 def test_every_worker_process_computes_and_the_bytes_are_the_same(
-    conv_job, cluster, tmp_path, capsys
+    conv_job, dask_cluster, tmp_path, capsys
 ):
     path, expected = conv_job
-    assert main(["run", path, *cluster]) == 0
+    assert main(["run", path, *dask_cluster]) == 0
     assert "18 of 18 chunks done" in capsys.readouterr().out
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
     assert main(["verify", path, "--deep"]) == 0
@@ -85,9 +42,9 @@ def test_every_worker_process_computes_and_the_bytes_are_the_same(
 
 
 @pytest.mark.slow
-def test_the_pyramid_follows_there_too(conv_job, cluster, tmp_path, capsys):
+def test_the_pyramid_follows_there_too(conv_job, dask_cluster, tmp_path, capsys):
     path, _ = conv_job
-    assert main(["run", path, *cluster, "--set", "output.pyramid={levels: 2}"]) == 0
+    assert main(["run", path, *dask_cluster, "--set", "output.pyramid={levels: 2}"]) == 0
     assert "pyramid: complete, 2 scales by mean" in capsys.readouterr().out
     for scale in (1, 2):
         below, level = (
@@ -102,14 +59,14 @@ def test_the_pyramid_follows_there_too(conv_job, cluster, tmp_path, capsys):
     ("fixture", "folder"),
     [("slow_job", "receipts"), ("slow_exchange_job", "sums"), ("slow_merge_job", "receipts")],
 )
-def test_a_worker_process_is_killed(request, fixture, folder, cluster, tmp_path):
+def test_a_worker_process_is_killed(request, fixture, folder, dask_cluster, tmp_path):
     path, expected = request.getfixturevalue(fixture)
-    command = [sys.executable, "-m", "beam_inference", "run", path, *cluster]
+    command = [sys.executable, "-m", "beam_inference", "run", path, *dask_cluster]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:
         try:
-            wait_for(tmp_path / "out" / "_beam_inference" / "job.json")
+            wait_for_text(tmp_path / "out" / "_beam_inference" / "job.json")
             while len(done := receipts_of(tmp_path / "out", folder)) < 3 and run.poll() is None:
                 time.sleep(0.05)
             sums = receipts_of(tmp_path / "out", "sums")
@@ -133,17 +90,17 @@ def test_a_worker_process_is_killed(request, fixture, folder, cluster, tmp_path)
 
 
 @pytest.mark.slow
-def test_quarantine_and_resume(conv_job, volume_in, cluster, tmp_path, capsys):
+def test_quarantine_and_resume(conv_job, volume_in, dask_cluster, tmp_path, capsys):
     path, expected = conv_job
     block = next(volume_in.glob("*/*_*-*_*"))
     with truncated(block):
-        assert main(["run", path, *cluster]) == 3
+        assert main(["run", path, *dask_cluster]) == 3
     assert (
         main(
             [
                 "run",
                 path,
-                *cluster,
+                *dask_cluster,
                 "--chunks",
                 str(tmp_path / "out/_beam_inference/quarantine.jsonl"),
             ]
@@ -177,7 +134,7 @@ def interrupted(command, group, receipts, output):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
         try:
-            wait_for(output / "_beam_inference" / "job.json")
+            wait_for_text(output / "_beam_inference" / "job.json")
             while len(receipts_of(output)) < receipts and run.poll() is None:
                 time.sleep(0.05)
             group(run.pid)
@@ -199,10 +156,10 @@ def test_ctrl_c_ends_a_launch_whose_own_cluster_it_reaches(slow_job, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_dies_is_told_of(slow_job, cluster, tmp_path):
+def test_a_scheduler_that_dies_is_told_of(slow_job, dask_cluster, tmp_path):
     path, _ = slow_job
-    command = [sys.executable, "-m", "beam_inference", "run", path, *cluster]
-    file = cluster[-1].partition("=")[2]
+    command = [sys.executable, "-m", "beam_inference", "run", path, *dask_cluster]
+    file = dask_cluster[-1].partition("=")[2]
     found = subprocess.run(
         ["pgrep", "-f", f"dask scheduler.*{file}"], capture_output=True, text=True, check=True
     )

@@ -80,27 +80,59 @@ def test_a_mesh_gives_the_same_output(tmp_path, source):
     assert len(fingerprints | {plain.fingerprint}) == 3
 
 
+def run_and_kill_a_member(arguments, output, leaders):
+    """Run a job until a chunk is done, kill a member of a mesh, and wait for the launch's end."""
+    launch = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    receipts = output / "_beam_inference"
+    deadline = time.monotonic() + 500
+    while not (any(receipts.glob("receipts/**/*.json")) and members_of(leaders or launch.pid)):
+        assert time.monotonic() < deadline
+        assert launch.poll() is None, launch.stderr.read()
+        time.sleep(0.01)
+    os.kill(members_of(leaders or launch.pid)[0], signal.SIGKILL)
+    said, log = launch.communicate(timeout=500)
+    return launch.returncode, said, log
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_member_costs_a_chunk_and_no_output(tmp_path, source):
     keys = {"partition": [1, 1, 2]}
     path = job(tmp_path, source, "killed", **keys)
     assert main(["run", str(job(tmp_path, source, "whole", **keys))]) == 0
-    launch = subprocess.Popen(
-        [*COMMAND, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    state = tmp_path / "killed" / "_beam_inference"
-    deadline = time.monotonic() + 500
-    while not (any(state.glob("receipts/**/*.json")) and members_of(launch.pid)):
-        assert time.monotonic() < deadline
-        assert launch.poll() is None, launch.stderr.read()
-        time.sleep(0.01)
-    os.kill(members_of(launch.pid)[0], signal.SIGKILL)
-    said, log = launch.communicate(timeout=500)
-    assert launch.returncode == 1, log  # the local runner tries no chunk again
+    code, said, log = run_and_kill_a_member([str(path)], tmp_path / "killed", None)
+    assert code == 1, log  # the local runner tries no chunk again
     assert "member 1 of 2 was lost (exit code -9)" in said, said
     assert main(["run", str(path)]) == 0
     assert np.array_equal(read_volume(tmp_path / "killed"), read_volume(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_each_dask_worker_leads_a_mesh_and_a_lost_member_costs_no_launch(tmp_path, dask_cluster):
+    source = tmp_path / "in"
+    write_volume(source, np.random.default_rng(4).integers(0, 255, (16, 60, 60), np.uint8))
+    assert main(["run", str(job(tmp_path, source, "plain"))]) == 0
+    path = job(tmp_path, source, "divided", partition=[1, 1, 2])
+    bound = "--set=model.prediction_bound=1024"  # no trial here could tell
+    file = dask_cluster[-1].partition("=")[2]
+    found = subprocess.run(
+        ["pgrep", "-f", f"dask worker.*{file}"], capture_output=True, text=True, check=True
+    )
+    leaders = int(found.stdout.split()[0])
+    code, said, log = run_and_kill_a_member(
+        [str(path), bound, *dask_cluster], tmp_path / "divided", leaders
+    )
+    assert code == 0, said + log
+    expected = read_volume(tmp_path / "plain")
+    error = np.abs(read_volume(tmp_path / "divided") - expected).max()
+    assert error <= 1e-5 * np.abs(expected).max()
+    state = State(f"file://{tmp_path / 'divided'}/_beam_inference")
+    record = state.load_job()
+    receipts = state.of(record).read_receipts(range(record.plan.chunks.count))
+    assert len({each.worker for each in receipts}) >= 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """Files of blocks that would be read as zeros, or never."""
 
+import gzip
+import io
+import json
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 from helpers import write_volume
+from PIL import Image
 
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.volumes import VolumeSource
@@ -163,12 +167,70 @@ def test_what_is_no_folder_in_place_of_a_folder_of_blocks_is_noticed(tmp_path, p
         volume.read(volume.bounds)
 
 
-def test_a_shard_with_a_blank_index_is_noticed(tmp_path):
-    volume = write(tmp_path / "v", "precomputed", shard_shape=(8, 32, 32))
-    shard = max((tmp_path / "v").rglob("*.shard"))
-    content = shard.read_bytes()
-    shard.write_bytes(bytes(len(content)))
-    with pytest.raises(PermanentReadError, match=f"{shard.name} is a shard whose index lists no"):
+def test_a_block_of_n5_that_is_smaller_than_its_place_is_noticed(tmp_path):
+    volume = write(tmp_path / "v", "n5")
+    block = blocks(tmp_path / "v")[0]
+    content = block.read_bytes()
+    block.write_bytes(content[:4] + (8).to_bytes(4, "big") + content[8:])
+    with pytest.raises(PermanentReadError, match="is a block of .* voxels where .* or more are"):
         volume.read(volume.bounds)
-    shard.write_bytes(content)
+    block.write_bytes(content)
     np.testing.assert_array_equal(open_volume(volume.url).read(volume.bounds), ARRAY)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(("volume_bits", "picture_bits"), [(8, 16), (16, 8)])
+def test_a_png_of_another_depth_never_reaches_its_decoder(
+    tmp_path, volume_bits, picture_bits, suffix
+):
+    info = {
+        "@type": "neuroglancer_multiscale_volume",
+        "type": "image",
+        "data_type": f"uint{volume_bits}",
+        "num_channels": 1,
+        "scales": [
+            {
+                "key": "s0",
+                "size": [8, 8, 8],
+                "chunk_sizes": [[8, 8, 8]],
+                "resolution": [4, 4, 40],
+                "voxel_offset": [0, 0, 0],
+                "encoding": "png",
+            }
+        ],
+    }
+    (tmp_path / "s0").mkdir()
+    (tmp_path / "info").write_text(json.dumps(info))
+    picture = io.BytesIO()
+    Image.fromarray(np.zeros((64, 8), f"uint{picture_bits}")).save(picture, "PNG")
+    content = picture.getvalue()
+    packed = gzip.compress(content) if suffix else content
+    (tmp_path / "s0" / f"0-8_0-8_0-8{suffix}").write_bytes(packed)
+    volume = open_volume(f"file://{tmp_path}")
+    with pytest.raises(PermanentReadError, match=f"is a PNG of {picture_bits} bits, in a volume"):
+        volume.read(volume.bounds)
+
+
+@pytest.mark.parametrize("driver", ["zarr", "zarr3", "n5"])
+def test_a_block_that_blosc_would_unpack_to_more_is_noticed(tmp_path, driver):
+    blosc = {"cname": "lz4", "clevel": 5, "shuffle": 1}
+    metadata = {
+        "zarr": {"shape": [8, 8, 8], "chunks": [8, 8, 8], "dtype": "<u2"}
+        | {"compressor": {"id": "blosc", **blosc}},
+        "zarr3": {"shape": [8, 8, 8], "data_type": "uint16"}
+        | {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8, 8, 8]}}}
+        | {"codecs": [{"name": "blosc", "configuration": blosc | {"shuffle": "shuffle"}}]},
+        "n5": {"dimensions": [8, 8, 8], "blockSize": [8, 8, 8], "dataType": "uint16"}
+        | {"compression": {"type": "blosc", **blosc}},
+    }[driver]
+    spec = {"driver": driver, "kvstore": f"file://{tmp_path}/", "metadata": metadata}
+    ts.open(spec, create=True).result()[...] = np.arange(512, dtype=np.uint16).reshape(8, 8, 8)
+    volume = open_volume(f"file://{tmp_path}")
+    assert volume.read(volume.bounds).any()
+    (block,) = blocks(tmp_path)
+    start = 16 if driver == "n5" else 0
+    content = block.read_bytes()
+    large = content[: start + 4] + (2**31 - 1).to_bytes(4, "little") + content[start + 8 :]
+    block.write_bytes(large)
+    with pytest.raises(PermanentReadError, match="unpacks to 2,147,483,647 bytes, where 1,024"):
+        open_volume(volume.url).read(volume.bounds)

@@ -1,0 +1,123 @@
+"""What a block's own header says, held against the metadata, before TensorStore decodes it.
+
+TensorStore (0.1.86) believes such a header where the metadata say otherwise. It decodes a PNG at
+the depth that the picture states, into memory for voxels as the volume has them: one of 16 bits in
+a volume of bytes writes beyond it. Of a block of N5 that states fewer voxels, the others become
+zeros. And it takes as much memory as Blosc's header asks for.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+
+from beam_inference.config.fields import Json
+
+PNG_HEADER_BYTES = 26
+"""Bytes that a PNG begins with, until its colour type."""
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_DEPTH = 24
+_N5_HEADER = struct.Struct(">HH")
+_N5_EXTENT = struct.Struct(">I")
+_BLOSC_SIZE = struct.Struct("<4xI")
+
+
+def header_fault(folder: Path, key: str, stored: Json, itemsize: int) -> str | None:
+    """What is wrong with the header of a local block; None if nothing is, or it has none.
+
+    Args:
+        folder: the folder of the array.
+        key: of the block's file in it.
+        stored: TensorStore's spec of the array.
+        itemsize: bytes of a voxel's value.
+
+    Returns:
+        The beginning of a sentence, which names the file.
+    """
+    path = folder / key
+    driver = stored["driver"]
+    if driver == "neuroglancer_precomputed":
+        scale = stored["scale_metadata"]
+        if scale["encoding"] != "png" or scale.get("sharding"):
+            return None
+        fault = png_fault(_start_of(path, PNG_HEADER_BYTES), itemsize)
+        return None if fault is None else f"{path} {fault}"
+    start = 0
+    fault = None
+    if driver == "n5":
+        metadata = stored["metadata"]
+        start = _N5_HEADER.size + _N5_EXTENT.size * len(metadata["blockSize"])
+        fault = _n5_fault(_start_of(path, start), key, metadata)
+    shape = _blosc_shape(stored)
+    if fault is None and shape is not None:
+        content = _start_of(path, start + _BLOSC_SIZE.size)
+        fault = _blosc_fault(content[start:], math.prod(shape) * itemsize)
+    return None if fault is None else f"{path} {fault}"
+
+
+def _start_of(path: Path, size: int) -> bytes:
+    """The first bytes of a file; fewer where it has no more, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError:
+        return b""  # it is absent, or TensorStore says what is wrong
+
+
+def png_fault(start: bytes, itemsize: int) -> str | None:
+    """What is wrong with a PNG as a block; None if nothing is, or if it is none.
+
+    Args:
+        start: the first :data:`PNG_HEADER_BYTES` of the file.
+        itemsize: bytes of a voxel's value, in the volume.
+
+    Returns:
+        The end of a sentence that begins with the file.
+    """
+    if start[: len(_SIGNATURE)] != _SIGNATURE or len(start) < PNG_HEADER_BYTES:
+        return None  # TensorStore refuses it
+    if start[12:16] != b"IHDR":
+        return "is a PNG that does not begin with its header"
+    if start[_DEPTH] != 8 * itemsize:
+        return f"is a PNG of {start[_DEPTH]} bits, in a volume of {8 * itemsize} bits"
+    return None
+
+
+def _n5_fault(header: bytes, key: str, metadata: Json) -> str | None:
+    """What is wrong with the extents that a block of N5 states itself."""
+    rank = len(metadata["blockSize"])
+    if len(header) < _N5_HEADER.size + _N5_EXTENT.size * rank:
+        return None
+    _, axes = _N5_HEADER.unpack_from(header)
+    extents = [each for (each,) in _N5_EXTENT.iter_unpack(header[_N5_HEADER.size :])]
+    places = zip(key.split("/")[-rank:], metadata["blockSize"], metadata["dimensions"], strict=True)
+    whole = [(size, min(size, length - int(at) * size)) for at, size, length in places]
+    if axes == rank and all(each in both for each, both in zip(extents, whole, strict=True)):
+        return None
+    expected = [least for _, least in whole]
+    return f"is a block of {extents} voxels where {expected} or more are expected"
+
+
+def _blosc_shape(stored: Json) -> list[int] | None:
+    """The shape of blocks that Blosc has packed; None where something else does."""
+    metadata = stored.get("metadata", {})
+    shape: list[int] | None = None
+    if stored["driver"] == "n5" and metadata["compression"]["type"] == "blosc":
+        shape = metadata["blockSize"]
+    elif stored["driver"] == "zarr" and (metadata["compressor"] or {}).get("id") == "blosc":
+        shape = metadata["chunks"]
+    elif stored["driver"] == "zarr3" and metadata["codecs"][-1]["name"] == "blosc":
+        shape = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+    return shape
+
+
+def _blosc_fault(header: bytes, nbytes: int) -> str | None:
+    """What is wrong with the size that Blosc's header states."""
+    if len(header) < _BLOSC_SIZE.size:
+        return None
+    (stated,) = _BLOSC_SIZE.unpack(header)
+    return (
+        f"unpacks to {stated:,} bytes, where {nbytes:,} are expected" if stated > nbytes else None
+    )

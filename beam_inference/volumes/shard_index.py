@@ -1,0 +1,116 @@
+"""The lists of blocks in a shard of a precomputed volume, held against the volume's metadata.
+
+TensorStore looks a block up in the one list in which it must be by its number, and takes one that
+is not there for absent, which reads as zeros. So metadata that are not those with which a shard was
+written, and lists that are damaged, give zeros without an error.
+
+A shard begins with an index: for each of its lists (minishards), where that begins and ends. A list
+holds three rows: numbers of blocks, each less the one before; starts of blocks, each less the end
+of the one before; and lengths. (Specification: "Neuroglancer Precomputed volume format", sharded
+format.)
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.volumes.sharding import Sharding
+
+_ENTRY_BYTES = 16
+"""Of a list, in the index."""
+
+_BLOCK_BYTES = 24
+"""Of a block, in a list that is unpacked."""
+
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+@lru_cache(maxsize=10_000)
+def shard_fault(path: Path, sharding: Sharding, size: int, _modified_ns: int) -> str | None:
+    """What is wrong with the lists of a local shard; None if nothing is.
+
+    Args:
+        path: the file, ``NUMBER.shard``, with the number in hexadecimal.
+        sharding: as the metadata state it.
+        size: bytes of the file.
+
+    Returns:
+        The end of a sentence that begins with the file.
+    """
+    return next(_find_faults(path, sharding, size), None)
+
+
+def _find_faults(path: Path, sharding: Sharding, size: int) -> Iterator[str]:
+    """What is wrong; nothing of lists that TensorStore cannot read, which it says itself."""
+    number = int(path.name.partition(".")[0], 16)
+    first = _ENTRY_BYTES * sharding.minishards
+    if number >= sharding.shards:
+        yield f"is a shard of a number that its metadata, with {sharding.shards} shards, know not"
+    if size < first:
+        return
+    listed = 0
+    has_blank = False
+    with path.open("rb") as file:
+        index = np.frombuffer(file.read(first), "<u8").reshape(-1, 2)
+        for minishard, (start, stop) in enumerate(index.tolist()):
+            if start == stop:
+                has_blank = True
+                continue
+            if not start < stop <= size - first:
+                yield "is a shard whose index leads beyond its end"
+            content = _read_list(file, first + start, stop - start, sharding)
+            if content is None or len(content) % _BLOCK_BYTES:
+                return
+            if len(content) > _BLOCK_BYTES * sharding.most_listed:
+                yield "is a shard that lists more blocks in one place than its metadata have there"
+            gaps, _, lengths = np.frombuffer(content, "<u8").reshape(3, -1)
+            numbers = np.cumsum(gaps, dtype=np.uint64)
+            yield from _faults_of_numbers(numbers, number, minishard, sharding)
+            listed += stop - start + int(lengths.sum(dtype=np.uint64))
+    if has_blank and listed < size - first:
+        yield (
+            f"is a shard of which {size - first - listed} bytes belong to no block that it lists: "
+            "a list of blocks is lost"
+        )
+
+
+def _read_list(file: IO[bytes], start: int, length: int, sharding: Sharding) -> bytes | None:
+    """A list of blocks, or more of it than there can be; None if it cannot be unpacked."""
+    most = _BLOCK_BYTES * (sharding.most_listed + 1)
+    file.seek(start)
+    if not sharding.is_index_packed:
+        return file.read(min(length, most))
+    try:
+        return zlib.decompressobj(_GZIP).decompress(file.read(length), most)
+    except zlib.error:
+        return None
+
+
+def _faults_of_numbers(
+    numbers: NDArray[np.uint64], shard: int, minishard: int, sharding: Sharding
+) -> Iterator[str]:
+    """What is wrong with the numbers of blocks that one list of a shard holds."""
+    if np.unique(numbers).size < numbers.size:
+        yield "is a shard that lists a block twice"
+    if not sharding.are_blocks(numbers).all():
+        yield "is a shard that lists blocks which its volume, by its metadata, has not"
+    shards, minishards = sharding.places(numbers)
+    if (shards != shard).any() or (minishards != minishard).any():
+        yield (
+            "is a shard that lists blocks which, by the metadata of the volume, belong elsewhere: "
+            "its sharding is not that with which it was written"
+        )
+
+
+def local_shards(folder: Path, most: int) -> Iterator[Path]:
+    """Files of shards in a folder, of so many entries of which no more are looked at."""
+    for _, path in zip(range(most), folder.iterdir(), strict=False):
+        if path.suffix == ".shard" and path.is_file():
+            yield path

@@ -1,0 +1,126 @@
+"""Shards whose lists of blocks are not those that the metadata speak of."""
+
+import gzip
+import json
+import struct
+from itertools import product
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_inference.errors import PermanentReadError, VolumeError
+from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.sharding import Sharding
+
+ARRAY = np.random.default_rng(0).integers(1, 2**16, (20, 18, 22), np.uint16)
+HASHES = ["identity", "murmurhash3_x86_128"]
+
+
+def write(folder, **stated):
+    """Write ARRAY in shards, by TensorStore alone; the keys of ``sharding`` that are stated."""
+    sharding = {
+        "@type": "neuroglancer_uint64_sharded_v1",
+        "hash": "identity",
+        "preshift_bits": 1,
+        "minishard_bits": 1,
+        "shard_bits": 1,
+        "minishard_index_encoding": "gzip",
+        "data_encoding": "gzip",
+    } | stated
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "kvstore": f"file://{folder}/",
+        "multiscale_metadata": {"type": "image", "data_type": "uint16", "num_channels": 1},
+        "scale_metadata": {
+            "size": [22, 18, 20],
+            "encoding": "raw",
+            "chunk_size": [8, 8, 8],
+            "resolution": [4, 4, 40],
+            "key": "s0",
+            "voxel_offset": [5, -6, 7],
+            "sharding": sharding,
+        },
+    }
+    ts.open(spec, create=True).result()[..., 0] = ARRAY.T
+    return sharding
+
+
+def read(folder):
+    volume = open_volume(f"file://{folder}")
+    return volume.read(volume.bounds)[0]
+
+
+@pytest.mark.parametrize("hash", HASHES)
+@pytest.mark.parametrize("encoding", ["raw", "gzip"])
+def test_sound_shards_are_read_and_metadata_of_others_are_noticed(tmp_path, hash, encoding):
+    stated = write(tmp_path, hash=hash, minishard_index_encoding=encoding, data_encoding=encoding)
+    np.testing.assert_array_equal(read(tmp_path), ARRAY)
+    info = json.loads((tmp_path / "info").read_text())
+    bits = ("preshift_bits", "minishard_bits", "shard_bits")
+    changes = [{key: value} for key, value in product(bits, (0, 2, 3))]
+    changes += [{"hash": other} for other in HASHES if other != hash]
+    for change in changes:
+        info["scales"][0]["sharding"] = stated | change
+        (tmp_path / "info").write_text(json.dumps(info))
+        with pytest.raises((VolumeError, PermanentReadError)):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        ("index", lambda old: bytes(16) + old[16:], "belong to no block that it lists"),
+        ("index", lambda old: old[:8] + struct.pack("<Q", 2**40) + old[16:], "beyond its end"),
+        ("index", lambda old: old[16:] + old[:16], "belong elsewhere"),
+        ("list", lambda old: struct.pack("<Q", 64) + old[8:], "by its metadata, has not"),
+    ],
+)
+def test_a_list_that_was_damaged_is_noticed(tmp_path, place, change, message):
+    write(tmp_path, minishard_index_encoding="raw", data_encoding="raw")
+    shard = tmp_path / "s0" / "0.shard"
+    content = shard.read_bytes()
+    start, stop = struct.unpack_from("<QQ", content)
+    where = slice(0, 32) if place == "index" else slice(32 + start, 32 + stop)
+    shard.write_bytes(content[: where.start] + change(content[where]) + content[where.stop :])
+    with pytest.raises(VolumeError, match=message):
+        read(tmp_path)
+
+
+def test_a_shard_that_changes_later_is_noticed_when_it_is_read(tmp_path):
+    write(tmp_path)
+    volume = open_volume(f"file://{tmp_path}")
+    shard = tmp_path / "s0" / "1.shard"
+    shard.write_bytes(bytes(16) + shard.read_bytes()[16:])
+    with pytest.raises(PermanentReadError, match=r"1\.shard is a shard of which \d+ bytes"):
+        volume.read(volume.bounds)
+
+
+def test_a_list_that_unpacks_to_anything_is_not_unpacked_further(tmp_path):
+    write(tmp_path, data_encoding="raw")
+    shard = tmp_path / "s0" / "0.shard"
+    bomb = gzip.compress(bytes(2**26))
+    shard.write_bytes(struct.pack("<4Q", 0, len(bomb), 0, 0) + bomb)
+    with pytest.raises(VolumeError, match="lists more blocks in one place"):
+        read(tmp_path)
+
+
+@given(
+    blocks=st.tuples(*[st.integers(1, 9)] * 3),
+    bits=st.tuples(*[st.integers(0, 3)] * 3),
+    is_hashed=st.booleans(),
+)
+def test_places_of_all_blocks(blocks, bits, is_hashed):
+    sharding = Sharding(blocks, *bits, is_hashed, is_index_packed=False)
+    total = int(np.prod(blocks))
+    numbers = np.arange(1 << sum((n - 1).bit_length() for n in blocks), dtype=np.uint64)
+    assert sharding.are_blocks(numbers).sum() == total
+    shards, minishards = sharding.places(numbers)
+    assert shards.max() < sharding.shards
+    assert minishards.max() < sharding.minishards
+    if not is_hashed:
+        lists = shards << np.uint64(bits[1]) | minishards
+        _, counts = np.unique(lists[sharding.are_blocks(numbers)], return_counts=True)
+        assert counts.max() <= sharding.most_listed

@@ -1,0 +1,278 @@
+"""Options together: any of them with any others, against the definition in float64, and by bits."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toy_networks
+from helpers import do_and_read, job_values, oracle, toy, write_volume
+from hypothesis import HealthCheck, event, given, reject, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
+
+from beam_inference.config.job import JobConfig
+from beam_inference.config.job_file import parse_job
+from beam_inference.errors import ConfigError
+from beam_inference.geometry.exact_sums import largest_rounding
+from beam_inference.launch.planned_job import plan_job
+from beam_inference.launch.prepare import prepare
+
+START = (4, -6, 10)
+IMAGE = np.random.default_rng(7).integers(1, 256, (11, 19, 26), dtype=np.uint8)
+WAYS = [([8, 8, 16], "recompute"), ([16, 16, 8], "exchange"), ([8, 24, 32], "exchange")]
+AROUND = 64
+"""Voxels beyond the volume that the oracle knows."""
+
+NORMALIZATIONS: dict[str, Any] = {
+    "none": "none",
+    "unit": "unit",
+    "affine": {"scale": 0.02, "offset": -1.5, "clip": [-1.25, 3.0]},
+    "steps": [{"clip": [20, 200]}, {"standard": {"mean": 90, "std": 50}}],
+    "patch": [{"scale": 0.5}, {"standard": {"by": "patch", "eps": 0.25, "ddof": 1}}],
+}
+POSTPROCESS: dict[str, dict[str, Any]] = {
+    "affine": {"operator": "affine", "scale": [0.5, -2.0], "offset": [1.0, 0.25]},
+    "clip": {"operator": "clip", "low": -0.5, "high": 2.5},
+    "sigmoid": {"operator": "sigmoid"},
+    "softmax": {"operator": "softmax"},
+}
+OPTIONS = st.fixed_dictionaries(
+    {
+        "patch_shape": st.sampled_from([[4, 8, 8], [3, 6, 6], [12, 20, 28]]),
+        "overlap": st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 0.7])] * 3),
+        "lattice": st.sampled_from(["stride", "spread", "pad"]),
+        "blend": st.sampled_from(
+            [
+                "bump",
+                "constant",
+                {"gaussian": 0.125, "floor": "nnunet"},
+                {"gaussian": 0.2, "floor": "monai"},
+                {"gaussian": 0.5},
+            ]
+        ),
+        "margin": st.tuples(*[st.integers(0, 2)] * 3),
+        "fill": st.sampled_from(["reflect", "symmetric", "edge", "constant", "network"]),
+        "dtype": st.sampled_from(["uint8", "uint16", "int16", "float32"]),
+        "normalize": st.sampled_from(list(NORMALIZATIONS)),
+        "activation": st.sampled_from(["none", "denormalize", "sigmoid", "softmax"]),
+        "augment": st.sampled_from(["none", "xy", "xyz", "z", "zyx", "x"]),
+        "share": st.sampled_from([None, 1.0, 0.25]),
+        "postprocess": st.lists(st.sampled_from(list(POSTPROCESS)), max_size=2, unique=True),
+        "roi": st.sampled_from([None, {"start": [6, -5, 12], "stop": [14, 9, 33]}]),
+    }
+)
+
+
+@dataclass
+class Job:
+    """Options that were drawn, as values of a job file and by their definition."""
+
+    options: dict[str, Any]
+    image: NDArray[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        dtype = np.dtype(self.options["dtype"])
+        self.image = IMAGE.astype(dtype) * dtype.type(257 if dtype == np.uint16 else 1)
+
+    @property
+    def is_denormalized(self) -> bool:
+        """Whether the normalisation is undone, which steps are not for two channels."""
+        is_list = isinstance(NORMALIZATIONS[self.options["normalize"]], list)
+        return self.options["activation"] == "denormalize" and not is_list
+
+    def values(self, source: str, out: Path, way: tuple[list[int], str]) -> dict[str, Any]:
+        """The job file."""
+        o = self.options
+        chunk_shape, strategy = way
+        augment = o["augment"]
+        more = [toy("conv") | {"share": o["share"]}] if o["share"] is not None else []
+        values = job_values(
+            source,
+            out,
+            input=(
+                {"fill": "constant", "fill_value": 0.5, "fill_units": "network"}
+                if o["fill"] == "network"
+                else {"fill": o["fill"], "fill_value": 3 if o["fill"] == "constant" else 0}
+            ),
+            model=toy(
+                "position",
+                output_channels=2,
+                crop_margin=list(o["margin"]),
+                normalize=NORMALIZATIONS[o["normalize"]],
+                denormalize=self.is_denormalized,
+                activation="none" if o["activation"] == "denormalize" else o["activation"],
+                ensemble=more,
+                channels=[{}, {}],
+            ),
+            inference={
+                "patch_shape": o["patch_shape"],
+                "patch_overlap": [
+                    int(share * n) for share, n in zip(o["overlap"], o["patch_shape"], strict=True)
+                ],
+                "lattice": o["lattice"],
+                "blend": o["blend"],
+                "augment": (
+                    augment if augment in ("none", "xy", "xyz") else {"mirror": list(augment)}
+                ),
+                "chunk_shape": chunk_shape,
+                "strategy": strategy,
+                "threads": 1,
+            },
+            output={"block_shape": [8, 8, 8]},
+        )
+        values["postprocess"] = [POSTPROCESS[name] for name in o["postprocess"]]
+        return values | ({} if o["roi"] is None else {"roi": o["roi"]})
+
+    def expected(self, config: JobConfig, bound: float) -> tuple[NDArray[Any], float]:
+        """The output by its definition in float64, and how far float32 may be from it."""
+        plan = plan_job(config).plan
+        padded = self.padded()
+
+        def predict_patch(box: Any) -> Any:
+            grown = box.grow(plan.crop_margin)
+            seen = tuple(
+                slice(a - first + AROUND, b - first + AROUND)
+                for a, b, first in zip(grown.start, grown.stop, plan.volume.start, strict=True)
+            )
+            answer = self.answer(padded[seen])
+            inner = (
+                slice(m, n - m) for m, n in zip(plan.crop_margin, answer.shape[1:], strict=True)
+            )
+            return answer[(slice(None), *inner)]
+
+        blended, _ = oracle(plan.lattice, predict_patch, 2, window=config.inference.window)
+        values = blended[(slice(None), *plan.chunks.roi.slices_in(plan.lattice.domain))]
+        error = largest_rounding(bound, plan.lattice.most_patches) + 2e-6 * np.abs(blended).max()
+        for name in self.options["postprocess"]:
+            values, error = postprocess(name, values, error)
+        return values, error + 1e-6 * np.abs(values).max()
+
+    def padded(self) -> NDArray[np.float64]:
+        """The volume and what lies around it; NaN where the network sees a value of its own."""
+        fill = self.options["fill"]
+        keys: dict[str, Any] = {
+            "constant": {"mode": "constant", "constant_values": 3},
+            "network": {"mode": "constant", "constant_values": np.nan},
+        }.get(fill, {"mode": fill})
+        return np.pad(self.image.astype(np.float64), AROUND, **keys)
+
+    def answer(self, patch: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The network's answer to a patch of stored values with its margin."""
+        o = self.options
+        normal = np.nan_to_num(self.normalized(patch), nan=0.5)
+        activate = {
+            "sigmoid": expit,
+            "softmax": lambda values: softmax(values, axis=0),
+        }.get(o["activation"], lambda values: values)
+        members: list[tuple[float, torch.nn.Module]] = [(1.0, toy_networks.position())]
+        if o["share"] is not None:
+            members.append((o["share"], toy_networks.conv().double()))
+        total = np.zeros((2, *patch.shape))
+        count = 0
+        with torch.no_grad():
+            for transposes, flips in symmetries(o["augment"]):
+                mapped = np.flip(normal.swapaxes(1, 2) if transposes else normal, flips)
+                batch = torch.from_numpy(mapped.copy())[None, None]
+                answer = sum(share * activate(net(batch)[0].numpy()) for share, net in members)
+                answer = np.flip(answer, [axis + 1 for axis in flips])
+                total += answer.swapaxes(2, 3) if transposes else answer
+                count += 1
+        mean = total / count / sum(share for share, _ in members)
+        return self.denormalized(mean) if self.is_denormalized else mean
+
+    def normalized(self, patch: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the network sees of stored values; NaN stays."""
+        match self.options["normalize"]:
+            case "none":
+                return patch
+            case "unit":
+                return patch / np.iinfo(self.options["dtype"]).max
+            case "affine":
+                return np.clip(patch * 0.02 - 1.5, -1.25, 3.0)
+            case "steps":
+                return (np.clip(patch, 20, 200) - 90) / 50
+            case _:
+                halves = patch * 0.5
+                return (halves - halves.mean()) / (halves.std(ddof=1) + 0.25)
+
+    def denormalized(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Stored values of the network's."""
+        match self.options["normalize"]:
+            case "unit":
+                return values * np.iinfo(self.options["dtype"]).max
+            case "affine":
+                return (values + 1.5) / 0.02
+            case _:
+                return values
+
+
+def symmetries(augment: str) -> Iterator[tuple[bool, list[int]]]:
+    """Whether y and x are exchanged, and the axes that are flipped then, of each symmetry."""
+    axes = {"none": "", "xy": "yx", "xyz": "zyx"}.get(augment, augment)
+    for flips in product(*[(False, True)] * len(axes)):
+        flipped = ["zyx".index(axis) for axis, flip in zip(axes, flips, strict=True) if flip]
+        for transposes in (False, True) if augment in ("xy", "xyz") else (False,):
+            yield transposes, flipped
+
+
+def postprocess(
+    name: str, values: NDArray[np.float64], error: float
+) -> tuple[NDArray[np.float64], float]:
+    """An operator by its formula, and what it makes of an error of its input."""
+    match name:
+        case "affine":
+            numbers = np.array([[0.5, 1.0], [-2.0, 0.25]])[:, :, None, None, None]
+            return values * numbers[:, 0] + numbers[:, 1], error * 2
+        case "clip":
+            return values.clip(-0.5, 2.5), error
+        case "sigmoid":
+            return expit(values), error / 4
+        case _:
+            return softmax(values, axis=0), error / 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which each job has one of its own."""
+    return tmp_path_factory.mktemp("combinations")
+
+
+def check(options: dict[str, Any], folder: Path) -> None:
+    """Do a job in several ways, which must have the same bits and be what it is by definition."""
+    job = Job(options)
+    target = Path(folder, f"{len(list(folder.iterdir()))}")
+    source = write_volume(target / "in", job.image, START, block_shape=(8, 16, 16))
+    try:
+        config = parse_job(job.values(source, target / "out", WAYS[0]), target)
+        launch = prepare(config)
+    except ConfigError as error:
+        event(f"refused: {str(error)[:60]}")
+        reject()
+    found = [
+        do_and_read(job.values(source, target / f"out{number}", way), target)
+        for number, way in enumerate(WAYS)
+    ]
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+    expected, allowed = job.expected(config, launch.read_job().sum_bounds[0])
+    assert found[0].shape == expected.shape
+    assert np.abs(found[0] - expected).max() <= allowed
+
+
+@settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
+@given(options=OPTIONS)
+def test_any_options_together_give_what_they_are_defined_as(options, folder):
+    check(options, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck))
+@given(options=OPTIONS)
+def test_many_options_together_do(options, folder):
+    check(options, folder)
