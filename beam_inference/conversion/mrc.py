@@ -125,6 +125,11 @@ def _imod_flags(header: bytes, byteorder: str) -> int | None:
 def create_mrc(path: str, spec: FileSpec) -> RawLayout:
     """Write a new file's header; the array is to follow at the offset of the layout returned."""
     mrcfile = import_library("mrcfile", "MRC")
+    if not all(-(2**31) <= n < 2**31 for n in spec.bounds.start):
+        raise VolumeError(
+            f"{path}: MRC keeps an offset in 32 bits, which do not hold {list(spec.bounds.start)} "
+            "(z, y, x). Write another format, or --drop offset."
+        )
     mode = mrcfile.utils.mode_from_dtype(np.dtype(spec.dtype))
     with mrcfile.new_mmap(path, spec.bounds.shape, mrc_mode=mode, overwrite=True) as mrc:
         mrc.set_volume()

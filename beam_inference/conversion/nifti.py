@@ -20,6 +20,7 @@ from beam_inference.conversion.protocol import (
     number_dtype,
     placement_in_space,
     stated_voxel_size,
+    voxel_offset,
 )
 from beam_inference.conversion.raw_array import (
     RawLayout,
@@ -150,6 +151,24 @@ def _placement(header: Any) -> Placement:
     return replace(placement, notes=placement.notes + notes)
 
 
+def _check_place(path: str, affine: AnyArray, spec: FileSpec) -> None:
+    """Refuse a voxel size or an offset that is another one in the numbers of 32 bits of the format.
+
+    Raises:
+        VolumeError: it is.
+    """
+    spacings = affine.diagonal()[:3]
+    stored = None
+    if np.isfinite(affine).all() and (spacings > 0).all():
+        stored = voxel_offset(tuple(affine[:3, 3][::-1]), tuple(spacings[::-1]))
+    if stored != spec.bounds.start:
+        raise VolumeError(
+            f"{path}: NIfTI keeps positions in 32 bits, which do not hold the offset "
+            f"{list(spec.bounds.start)} (z, y, x) at this voxel size. Write another format, or "
+            "--drop offset."
+        )
+
+
 def _size_nm(spacings: AnyArray, unit_nm: float) -> VoxelSizeNm | None:
     """The voxel size, ZYX, of steps along x, y, z in a unit; None if they are no lengths."""
     return stated_voxel_size(float(f"{spacing * unit_nm:.6g}") for spacing in spacings[::-1])
@@ -180,6 +199,7 @@ def create_nifti(path: str, spec: FileSpec) -> RawLayout:
         header.set_xyzt_units(unit, "unknown")
         affine = np.diag([*sizes, 1.0])
         affine[:3, 3] = [n * size for n, size in zip(xyz(spec.bounds.start), sizes, strict=True)]
+        _check_place(path, affine.astype(np.float32), spec)
         header.set_sform(affine, 1)
         header.set_qform(affine, 1)
     header.set_slope_inter(1, 0)

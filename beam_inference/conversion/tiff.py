@@ -26,6 +26,7 @@ import numpy as np
 
 from beam_inference.config.fields import Json
 from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.picture_headers import stated_extent
 from beam_inference.conversion.protocol import (
     COLOURS_LOST,
     FREE,
@@ -634,7 +635,14 @@ def _check_unpacked_size(page: Any, data: bytes) -> None:
     Raises:
         ValueError: it does.
     """
-    most = math.prod(_segment_shape(page)) * int(page.samplesperpixel) * page.dtype.itemsize + 2**20
+    length, width = _segment_shape(page)
+    extent = stated_extent(data)
+    if extent is not None and (extent.height > length or extent.width > width):
+        raise ValueError(
+            f"a strip or tile of {length} × {width} holds a picture of {extent.height} × "
+            f"{extent.width}"
+        )
+    most = length * width * int(page.samplesperpixel) * page.dtype.itemsize + 2**20
     unpacker: Any = None
     if page.compression in _DEFLATE and len(data) * _MOST_DEFLATED > max(_SMALL_BYTES, most):
         unpacker = zlib.decompressobj()

@@ -342,6 +342,14 @@ def _as_numbers(url: str, store: ts.TensorStore, *, booleans: bool) -> ts.Tensor
 def _kvstore_of(url: str, store: ts.TensorStore) -> KvStore:
     if store.kvstore is None:
         raise VolumeError(f"{url} is not stored anywhere: it exists in memory only")
+    spec = store.kvstore.spec().to_json()
+    while isinstance(spec, dict):
+        if spec.get("driver") == "zip":
+            raise VolumeError(
+                f"{url} is in a zip file, in which TensorStore takes members that it cannot unpack "
+                "for absent: they would read as zeros. Unpack it first."
+            )
+        spec = spec.get("base")
     return store.kvstore
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import struct
 import zlib
 from functools import partial
@@ -282,3 +283,41 @@ def test_packed_blocks_behind_a_web_server(tmp_path, refused, caplog):
             assert "would read every voxel as zero" in told
         finally:
             server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.nii", (-5, 16777219, 1)), ("a.mrc", (2**31, 0, 0))], ids=str
+)
+def test_an_offset_that_a_format_does_not_hold(tmp_path, refused, name, start):
+    volume = write_volume(tmp_path / "v", (ARRAY >> 1).astype(np.int16), start)
+    told = refused(["convert", volume, tmp_path / name])
+    assert "in 32 bits" in told
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("compression", ["jpeg", "png", "jpeg2000"])
+def test_a_strip_of_tiff_that_holds_a_larger_picture(tmp_path, capsys, compression):
+    imagecodecs = pytest.importorskip("imagecodecs")
+    plane = (ARRAY[0] >> 8).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", plane, compression=compression)
+    encode = getattr(imagecodecs, f"{compression.replace('2000', '2k')}_encode")
+    large = encode(np.zeros((3000, 3000), np.uint8))
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as tiff:
+        page = tiff.pages[0]
+        start = tiff.filehandle.size
+        page.tags[273].overwrite([start])
+        page.tags[279].overwrite([len(large)])
+    with (tmp_path / "a.tif").open("ab") as file:
+        file.write(large)
+    assert main(["convert", str(tmp_path / "a.tif"), f"{tmp_path}/a.npy", *COMMAND]) in (1, 2)
+    assert "holds a picture of 3000 × 3000" in capsys.readouterr().err
+
+
+def test_a_volume_in_a_zip_file_is_not_read(tmp_path, refused):
+    volume = tmp_path / "v"
+    write_volume(volume, (ARRAY >> 8).astype(np.uint8), format="zarr3")
+    shutil.make_archive(str(tmp_path / "a"), "zip", volume)
+    told = refused(
+        ["convert", f"file://{tmp_path}/a.zip|zip:|zarr3:", tmp_path / "a.npy", *COMMAND]
+    )
+    assert "Unpack it first" in told

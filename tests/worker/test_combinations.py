@@ -75,6 +75,8 @@ class Job:
 
     options: dict[str, Any]
     image: NDArray[Any] = field(init=False)
+    largest: float = 0.0
+    """Of the networks' answers before an activation, in magnitude."""
 
     def __post_init__(self) -> None:
         dtype = np.dtype(self.options["dtype"])
@@ -148,7 +150,9 @@ class Job:
 
         blended, _ = oracle(plan.lattice, predict_patch, 2, window=config.inference.window)
         values = blended[(slice(None), *plan.chunks.roi.slices_in(plan.lattice.domain))]
-        error = largest_rounding(bound, plan.lattice.most_patches) + 2e-6 * np.abs(blended).max()
+        slope = {"sigmoid": 1 / 4, "softmax": 1 / 2}.get(self.options["activation"], 1)
+        of_network = 2e-6 * max(slope * self.largest, np.abs(blended).max())
+        error = largest_rounding(bound, plan.lattice.most_patches) + of_network
         for name in self.options["postprocess"]:
             values, error = postprocess(name, values, error)
         return values, error + 1e-6 * np.abs(values).max()
@@ -179,7 +183,9 @@ class Job:
             for transposes, flips in symmetries(o["augment"]):
                 mapped = np.flip(normal.swapaxes(1, 2) if transposes else normal, flips)
                 batch = torch.from_numpy(mapped.copy())[None, None]
-                answer = sum(share * activate(net(batch)[0].numpy()) for share, net in members)
+                answers = [(share, net(batch)[0].numpy()) for share, net in members]
+                self.largest = max(self.largest, *(np.abs(each).max() for _, each in answers))
+                answer = sum(share * activate(values) for share, values in answers)
                 answer = np.flip(answer, [axis + 1 for axis in flips])
                 total += answer.swapaxes(2, 3) if transposes else answer
                 count += 1
