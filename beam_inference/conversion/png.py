@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from beam_inference.conversion.protocol import (
+    COLOURS_LOST,
     SliceHeader,
     Voxels,
     header_errors,
@@ -64,7 +65,7 @@ def read_picture_header(path: str) -> SliceHeader:
         width=width,
         dtype="uint16" if is_deep else "uint8",
         grain=(1, height, width),
-        has_colours=mode == "P",
+        notes=(COLOURS_LOST,) if mode == "P" else (),
     )
 
 

@@ -94,7 +94,7 @@ class SliceHeader:
         height, width: extent along y and x, in voxels.
         dtype: name of the dtype.
         grain: as in :class:`SourceInfo`.
-        has_colours: whether its values are numbers in a table of colours, which is not kept.
+        notes: what its values mean where they are no grey values as they stand.
     """
 
     channels: int
@@ -102,7 +102,7 @@ class SliceHeader:
     width: int
     dtype: str
     grain: Zyx
-    has_colours: bool = False
+    notes: tuple[str, ...] = ()
 
 
 COLOURS_LOST = "its table of colours is not kept, its values are"

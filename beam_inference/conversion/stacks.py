@@ -17,7 +17,6 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.conversion.png import read_picture, read_picture_header
 from beam_inference.conversion.protocol import (
-    COLOURS_LOST,
     FREE,
     Read,
     SliceHeader,
@@ -133,8 +132,7 @@ def slice_stack(pattern: str) -> SliceStack:
         header.dtype,
         None,
         header.grain,
-        numbering_notes([Path(path).name for path in paths])
-        + ((COLOURS_LOST,) if header.has_colours else ()),
+        numbering_notes([Path(path).name for path in paths]) + header.notes,
     )
     return SliceStack(pattern, _hash(paths), _hash(lines), info)
 
@@ -186,7 +184,7 @@ def _common_header(paths: Sequence[str]) -> SliceHeader:
         kinds = [
             f"{count} such as {Path(first[header]).name}: {header.height} × {header.width} (y, x), "
             f"channels: {header.channels}, {header.dtype}"
-            f"{', with a table of colours' if header.has_colours else ''}"
+            f"{''.join(f', {note}' for note in header.notes)}"
             for header, count in counts.most_common(_MOST_IN_MESSAGE)
         ]
         raise VolumeError(

@@ -48,6 +48,8 @@ from beam_inference.volumes.axes import length_nm
 from beam_inference.volumes.block_memory import check_block_memory
 
 _PALETTE = 3
+_WHITE_IS_ZERO = 0
+_ORIENTATION = 274
 _SEPARATE = 2
 _CHANNEL_AXES = "CS"
 _LOSSES = (
@@ -226,9 +228,7 @@ def _series_number(path: str, tiff: Any, series: str | None) -> int:
 
 def _notes(page: Any, tiff: Any, image: Any) -> tuple[str, ...]:
     """What a person should know of an image: colours that are lost, scales, sizes of pixels."""
-    notes = []
-    if page.photometric == _PALETTE:
-        notes.append(COLOURS_LOST)
+    notes = list(_meaning_notes(page))
     if len(image.levels) > 1:
         notes.append(
             f"it has {len(image.levels)} scales, of which --scale chooses one: "
@@ -241,6 +241,19 @@ def _notes(page: Any, tiff: Any, image: Any) -> tuple[str, ...]:
                 f"its pixels are {y} × {x} nm (y, x), and a slide states no thickness: give "
                 f"--voxel-size Z,{y},{x}"
             )
+    return tuple(notes)
+
+
+def _meaning_notes(page: Any) -> tuple[str, ...]:
+    """What the values of a page mean where they are no grey values, row by row from the top."""
+    notes = []
+    if page.photometric == _PALETTE:
+        notes.append(COLOURS_LOST)
+    if page.photometric == _WHITE_IS_ZERO:
+        notes.append("its values are as stored, of which 0 is white")
+    orientation = page.tags.valueof(_ORIENTATION, default=1)
+    if orientation != 1:
+        notes.append(f"it is to be shown turned (orientation {orientation}), and is read as stored")
     return tuple(notes)
 
 
@@ -748,7 +761,7 @@ def read_tiff_slice_header(path: str) -> SliceHeader:
             width=int(page.imagewidth),
             dtype=number_dtype(page.dtype, path),
             grain=page_grain(page),
-            has_colours=page.photometric == _PALETTE,
+            notes=_meaning_notes(page),
         )
 
 

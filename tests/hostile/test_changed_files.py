@@ -251,7 +251,7 @@ def test_pictures_with_a_palette_are_not_mixed_with_others(tmp_path, refused, ca
     for z, picture in enumerate((coloured, coloured, grey)):
         picture.save(tmp_path / f"s{z}.png")
     told = refused(["convert", f"{tmp_path}/*.png", tmp_path / "a.npy", *COMMAND])
-    assert "with a table of colours" in told
+    assert "its table of colours is not kept" in told
     (tmp_path / "s2.png").unlink()
     array = converted(tmp_path / "s0.png", tmp_path / "a.npy")
     np.testing.assert_array_equal(array[0], np.asarray(coloured))
@@ -321,3 +321,21 @@ def test_a_volume_in_a_zip_file_is_not_read(tmp_path, refused):
         ["convert", f"file://{tmp_path}/a.zip|zip:|zarr3:", tmp_path / "a.npy", *COMMAND]
     )
     assert "Unpack it first" in told
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"photometric": "miniswhite"}, "of which 0 is white"),
+        ({"extratags": [(274, "H", 1, 6, True)]}, "is to be shown turned (orientation 6)"),
+    ],
+)
+def test_a_slice_of_tiff_that_means_other_than_its_neighbours(
+    tmp_path, refused, capsys, keys, told
+):
+    for z in range(3):
+        tifffile.imwrite(tmp_path / f"s{z}.tif", ARRAY[z], **(keys if z == 1 else {}))
+    message = refused(["convert", f"{tmp_path}/*.tif", tmp_path / "a.npy", *COMMAND])
+    assert told in message
+    np.testing.assert_array_equal(converted(tmp_path / "s1.tif", tmp_path / "a.npy")[0], ARRAY[1])
+    assert told in capsys.readouterr().err
