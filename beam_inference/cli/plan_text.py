@@ -100,6 +100,8 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
     if plan.chunks.roi != job.roi:
         yield "", f"with background around it in whole blocks, {plan.chunks.roi}"
     yield "domain", f"{plan.lattice.domain}, what the patch lattice tiles"
+    if job.config.roi is not None and job.config.roi.domain is not None:
+        yield "", "inside it, a later launch may enlarge the roi"
     for key, each in job.outputs.items():
         spec = each.spec
         head = job.config.by_output[key].output.head

@@ -1051,6 +1051,7 @@ class JobConfig(Model):
         self._check_halos()
         self._check_resample()
         self._check_output_scale()
+        self._check_domain()
         self._check_inference()
         return self
 
@@ -1121,6 +1122,20 @@ class JobConfig(Model):
                 f"{list(trained)} (z, y, x): the network would see objects of another size than "
                 "it was trained on. Remove one of them."
             )
+
+    def _check_domain(self) -> None:
+        if self.roi is None or self.roi.domain is None:
+            return
+        refused = {
+            "inference.seams: crop": self.inference.seams == "crop",
+            "input.box": self.input.box is not None,
+        }
+        for key, is_given in refused.items():
+            if is_given:
+                raise ValueError(
+                    f"roi.domain does not go with {key}: voxels would depend on where the ROI "
+                    "ends. Remove one of them"
+                )
 
     def _check_output_scale(self) -> None:
         finer = self.model.finer_by

@@ -143,6 +143,7 @@ _BRANCHED = (
     "input.box",
     "input.scale",
     "model.combine_planes",
+    "roi.domain",
 )
 
 

@@ -439,12 +439,40 @@ def _spec_holds_credentials(spec: object) -> bool:
     return isinstance(spec, str) and holds_credentials(spec)
 
 
+def _domain_kind(value: object) -> str:
+    return "word" if isinstance(value, str) else "bounds"
+
+
 class Roi(Bounds):
     """The box to produce."""
 
     context: Margin = Field(
         (0, 0, 0), description="voxels by which the patch lattice reaches beyond the ROI"
     )
+    domain: (
+        Annotated[
+            Annotated[Literal["volume"], Tag("word")] | Annotated[Bounds, Tag("bounds")],
+            Discriminator(_domain_kind),
+        ]
+        | None
+    ) = Field(
+        None,
+        description=(
+            "the box that the patch lattice tiles, in which a later launch may enlarge the ROI: "
+            "start and stop, or volume. Default: the ROI and its context"
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check_domain(self) -> Self:
+        if self.domain is not None and any(self.context):
+            raise ValueError(
+                "context is how far the lattice reaches beyond the ROI, and domain says where it "
+                "lies: remove one of them"
+            )
+        if isinstance(self.domain, Bounds) and not self.domain.box.contains(self.box):
+            raise ValueError(f"{self.box} is not inside domain, {self.domain.box} (z, y, x)")
+        return self
 
 
 class Pyramid(Model):

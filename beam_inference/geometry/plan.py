@@ -131,6 +131,7 @@ def make_plan(
     lattice: LatticeKind = "stride",
     written: BoundingBox | None = None,
     to_output: Resampling | None = None,
+    domain: BoundingBox | None = None,
 ) -> InferencePlan:
     """Derive a job's geometry.
 
@@ -156,16 +157,18 @@ def make_plan(
         written: the box that chunks tile, in the output's voxels: the ROI, or whole blocks around
             it, which are background beyond the ROI. Default: the ROI.
         to_output: from the network's voxels to the output's; None where they are the same.
+        domain: a box around the ROI that the lattice tiles, whatever the ROI is. Default: as above.
 
     Raises:
-        AlignmentError: the ROI is not inside the volume.
+        AlignmentError: the ROI is not inside the volume, or the domain is not.
     """
-    if not volume.contains(roi):
-        raise AlignmentError(
-            f"roi {roi} is not inside the input volume {volume} (z, y, x; stop exclusive). "
-            f"The part inside is {roi.intersection(volume)}."
-        )
-    domain = roi.grow(context).intersection(volume).grow_to(patch_shape, within=volume)
+    for name, box in {"roi": roi, "roi.domain": domain or roi}.items():
+        if not volume.contains(box):
+            raise AlignmentError(
+                f"{name} {box} is not inside the input volume {volume} (z, y, x; stop exclusive). "
+                f"The part inside is {box.intersection(volume)}."
+            )
+    domain = (domain or roi.grow(context).intersection(volume)).grow_to(patch_shape, within=volume)
     return InferencePlan(
         volume=volume,
         lattice=PatchLattice(domain, patch_shape, patch_overlap, lattice).over(domain),

@@ -173,7 +173,19 @@ class _Choice:
                 f"{shorten_text(str(entry.get('fingerprint'))[:12])}, this one is "
                 f"{self.fingerprint[:12]}): its chunk numbers mean other boxes"
             )
-        return [self._existing(index, where)]
+        index = self._existing(index, where)
+        if isinstance(entry, dict) and entry.get("box") is not None:
+            self._check_same_box(entry["box"], index, where)
+        return [index]
+
+    def _check_same_box(self, box: object, index: int, where: str) -> None:
+        """Refuse a record of before the ROI was enlarged, from which chunks are numbered."""
+        own = self.chunks.core_box(index)
+        if box != {"start": list(own.start), "stop": list(own.stop)}:
+            raise ConfigError(
+                f"{where} is of when the job had another roi: its chunk {index} was another box. "
+                "Name chunks by boxes (z0:z1,y0:y1,x0:x1)"
+            )
 
 
 def _parse_box(text: str) -> BoundingBox | None:

@@ -101,13 +101,13 @@ class CrewRecords:
     Args:
         store: the folder's key-value store.
         url: its URL.
-        fingerprint: fingerprint of the job.
+        key: name of the folders of records of the job, :attr:`ResolvedJob.records_key`.
     """
 
-    def __init__(self, store: KvStore, url: str, fingerprint: str) -> None:
+    def __init__(self, store: KvStore, url: str, key: str) -> None:
         self._store = store
         self._url = url
-        self._folder = f"claims/{fingerprint[:16]}"
+        self._folder = f"claims/{key[:16]}"
 
     def agree_on_length(self, length: int) -> int:
         """Propose how many chunks are claimed at once; return what the first launch proposed."""

@@ -62,7 +62,21 @@ def plan_geometry(
         lattice=inference.lattice,
         written=written,
         to_output=to_output,
+        domain=lattice_box(config, volume),
     )
+
+
+def lattice_box(config: JobConfig, volume: BoundingBox) -> BoundingBox | None:
+    """The box that the lattice tiles, if a job names one apart from its ROI.
+
+    Args:
+        config: the job file.
+        volume: the input's bounds.
+    """
+    domain = None if config.roi is None else config.roi.domain
+    if domain is None:
+        return None
+    return volume if domain == "volume" else domain.box
 
 
 def _reach_ends(needed: BoundingBox, roi: BoundingBox, to_output: Resampling) -> BoundingBox:

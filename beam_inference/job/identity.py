@@ -115,7 +115,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
             "augment": _as_json(config.inference.augment),
         },
         "geometry": {
-            "roi": identify_box(job.roi),
+            **_identify_roi(job),
             "domain": identify_box(plan.lattice.domain),
             "patch_shape": list(plan.lattice.patch_shape),
             "patch_overlap": list(plan.lattice.patch_overlap),
@@ -131,6 +131,11 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         "output": {**_identify_output(config.output, places), **_identify_output_voxels(job)},
         **_identify_outputs(job, places),
     }
+
+
+def _identify_roi(job: ResolvedJob) -> Json:
+    """The ROI, unless the lattice lies in a box of its own, so that no voxel depends on the ROI."""
+    return {} if job.may_be_enlarged else {"roi": identify_box(job.roi)}
 
 
 def _identify_output(output: Output, places: frozenset[str]) -> Json:

@@ -101,7 +101,7 @@ def record_job(job: ResolvedJob, *, replace: bool = False) -> None:
         single = job.of_output(key)
         url = single.config.output.path
         entries = read_provenance(url, storage)
-        if replace or not _tells_of(entries, single.fingerprint):
+        if replace or not _tells_of(entries, single.fingerprint, single.plan.chunks.roi):
             _add(_job_record(single), url, storage, replace=replace)
 
 
@@ -145,13 +145,19 @@ def _add(record: ProvenanceRecord, url: str, storage: Storage, *, replace: bool)
 
     def add(entries: list[Json]) -> list[Json]:
         kept = [each for each in entries if not (replace and _is_replaced(each, record.box))]
-        return kept if _tells_of(kept, record.fingerprint) else [*kept, entry]
+        if _tells_of(kept, record.fingerprint, record.box):
+            return kept
+        # one of the same fingerprint is of a smaller ROI
+        return [*(each for each in kept if each.get("fingerprint") != record.fingerprint), entry]
 
     change_provenance(url, storage, add)
 
 
-def _tells_of(entries: Sequence[Json], fingerprint: str) -> bool:
-    return any(entry.get("fingerprint") == fingerprint for entry in entries)
+def _tells_of(entries: Sequence[Json], fingerprint: str, box: BoundingBox) -> bool:
+    told = {"start": list(box.start), "stop": list(box.stop)}
+    return any(
+        entry.get("fingerprint") == fingerprint and entry.get("box") == told for entry in entries
+    )
 
 
 def _is_replaced(entry: Json, box: BoundingBox) -> bool:

@@ -281,6 +281,29 @@ class ResolvedJob(Frozen):
         """Hash of :attr:`identity`: 64 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def may_be_enlarged(self) -> bool:
+        """Whether a later launch may enlarge the ROI: the lattice lies in a box of its own."""
+        return self.config.roi is not None and self.config.roi.domain is not None
+
+    @cached_property
+    def records_key(self) -> str:
+        """Name of the folders of records of chunks: 64 hexadecimal digits.
+
+        It is the fingerprint, or, where that says nothing of the ROI, from which chunks are
+        numbered, a hash of both.
+        """
+        if not self.may_be_enlarged:
+            return self.fingerprint
+        numbered = json.dumps([self.fingerprint, self.roi.start, self.roi.stop])
+        return hashlib.sha256(numbered.encode()).hexdigest()
+
+    def with_roi(self, roi: BoundingBox) -> ResolvedJob:
+        """This job with another ROI."""
+        # Not a copy: that would keep what was derived of this one.
+        values = {name: getattr(self, name) for name in ResolvedJob.model_fields}
+        return ResolvedJob(**(values | {"roi": roi}))
+
     def differences(self, other: ResolvedJob) -> list[str]:
         """List the keys in which this job's identity and another's differ, one line per key."""
         lines = []

@@ -26,8 +26,9 @@ file                                          content
 ``volumes/NAME/…``                            with several volumes, the state folder of one
 ============================================  ======================================================
 
-Records of chunks lie in folders of 4096, under the fingerprint of their job, so that a worker of
-another job that still runs cannot make a chunk count as done. A listing says what there is to read;
+Records of chunks lie in folders of 4096, under the fingerprint of their job (with ``roi.domain``,
+under a hash of that and of the ROI, from which chunks are numbered), so that a worker of another
+job that still runs cannot make a chunk count as done. A listing says what there is to read;
 a record that cannot be believed (torn, changed, of another chunk or job, of other boxes) does not
 count.
 """
@@ -189,6 +190,10 @@ class State:
         )
         return self.load_job() or job
 
+    def replace_job(self, job: ResolvedJob) -> None:
+        """Replace job.json by that of the same job with another ROI."""
+        self._write("job.json", seal_record(job.model_dump_json(indent=1)))
+
     def write_network(self, content: bytes) -> None:
         """Keep a network that the launch has made, under its hash."""
         key = network_key(hashlib.sha256(content).hexdigest())
@@ -251,8 +256,8 @@ class State:
         return [each for each in scanned if isinstance(each, Receipt)]
 
     def _former(self, launch: str) -> ChunkEntries:
-        fingerprint = self._own_job().fingerprint
-        return ChunkEntries(self._store, self.url, f"former/{launch}/{fingerprint[:16]}")
+        key = self._own_job().records_key
+        return ChunkEntries(self._store, self.url, f"former/{launch}/{key[:16]}")
 
     def scan_receipts(self, chunks: Iterable[int]) -> Iterator[Receipt | DamagedRecord]:
         """Read the receipts of those of some chunks that have one, concurrently, in order."""
@@ -385,12 +390,12 @@ class State:
         return set(self._shard_ends(count).indices(0, count))
 
     def _shard_ends(self, count: int) -> ChunkEntries:
-        folder = f"shards/{self._own_job().fingerprint[:16]}/{count}"
+        folder = f"shards/{self._own_job().records_key[:16]}/{count}"
         return ChunkEntries(self._store, self.url, folder)
 
     def crew(self) -> CrewRecords:
         """Return the claims and the signs of life of those who work on the job."""
-        return CrewRecords(self._store, self.url, self._own_job().fingerprint)
+        return CrewRecords(self._store, self.url, self._own_job().records_key)
 
     def note_start(self, launch: str) -> None:
         """Record that a launch begins, which also shows that the folder can be written."""
@@ -493,8 +498,8 @@ class State:
             self._write(key, None)
 
     def _entries(self, folder: str) -> ChunkEntries:
-        fingerprint = self._own_job().fingerprint
-        return ChunkEntries(self._store, self.url, f"{folder}/{fingerprint[:16]}")
+        key = self._own_job().records_key
+        return ChunkEntries(self._store, self.url, f"{folder}/{key[:16]}")
 
     def _own_job(self) -> ResolvedJob:
         if self._job is None:

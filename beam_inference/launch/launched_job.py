@@ -187,7 +187,7 @@ class LaunchedJob:
                 f"{unfinished} of {count} chunks have no receipt, and may still need their seam "
                 "files: run them first"
             )
-        return SeamFiles(self.state.url, self.config.storage, self.job.fingerprint).forget_all()
+        return SeamFiles(self.state.url, self.config.storage, self.job.records_key).forget_all()
 
     def remove_drafts(self) -> int:
         """Remove drafts that killed writers left in the output and its state; how many."""

@@ -38,7 +38,8 @@ from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.geometry.resampling import Resampling
 from beam_inference.geometry.zyx import ceil_div
-from beam_inference.job.geometry import plan_geometry
+from beam_inference.job.enlargement import check_may_be_enlarged
+from beam_inference.job.geometry import lattice_box, plan_geometry
 from beam_inference.job.operator_files import local_operators, operator_sha256
 from beam_inference.job.parts import (
     OutputVoxels,
@@ -378,14 +379,9 @@ def plan_job(
     check_unit(normalize, volume)
     _check_fill_values(config, volume, masks)
     check_voxel_size(config, volume)
-    roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else voxels.bounds
-    if not voxels.bounds.contains(roi):
-        raise AlignmentError(
-            f"roi {roi} is not inside the input {volume.url}, which is {voxels.bounds} (z, y, x; "
-            f"stop exclusive{_of_voxels(volume, voxels)}). The part inside is "
-            f"{roi.intersection(voxels.bounds)}."
-        )
-    outputs = _find_outputs(config, volume, voxels, roi, earlier)
+    roi = _find_roi(config, volume, voxels, earlier)
+    held = lattice_box(config, voxels.bounds) or roi
+    outputs = _find_outputs(config, volume, voxels, held, earlier)
     specs = {key: each.spec for key, each in outputs.items()}
     layouts = {key: BlockLayout(spec.encoding, spec.shard_shape) for key, spec in specs.items()}
     config = decide.with_layouts(config, layouts)
@@ -422,6 +418,28 @@ def plan_job(
                 "command beam-inference pyramid once all of it is there."
             )
     return job
+
+
+def _find_roi(
+    config: JobConfig, volume: InputVolume, voxels: OutputVoxels, earlier: ResolvedJob | None
+) -> BoundingBox:
+    """The box to produce, checked."""
+    roi = voxels.bounds if config.roi is None else config.roi.box
+    if not voxels.bounds.contains(roi):
+        raise AlignmentError(
+            f"roi {roi} is not inside the input {volume.url}, which is {voxels.bounds} (z, y, x; "
+            f"stop exclusive{_of_voxels(volume, voxels)}). The part inside is "
+            f"{roi.intersection(voxels.bounds)}."
+        )
+    if earlier is not None:
+        check_may_be_enlarged(earlier, roi)
+    has_domain = config.roi is not None and config.roi.domain is not None
+    if has_domain and voxels.resampling is not None:
+        raise ConfigError(
+            "roi.domain is for outputs with the voxels of the network, and this one has others: "
+            "remove it, or the key of the output that gives it these"
+        )
+    return roi
 
 
 def _check_operators(config: JobConfig) -> dict[str, str]:

@@ -26,6 +26,7 @@ from beam_inference.errors import ConfigError, StateError, VolumeError, WorkerFa
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.chunk_choice import choose_chunks
+from beam_inference.job.enlargement import check_enlargement, enlarge_job
 from beam_inference.job.messages import Launch
 from beam_inference.job.ownership import Owner, check_owner, claim_output, owner_of
 from beam_inference.job.place import THIS_PROCESS, Place
@@ -126,12 +127,19 @@ def prepare(
     earlier = None if overwrite else _load_earlier(state, shard)
     config = _with_earlier_choices(config, earlier, known, state)
     planned = plan_job(config, place, workers, earlier)
-    is_done = earlier is not None and not redo and _is_done(state, earlier, shard)
+    is_done = (
+        earlier is not None
+        and not redo
+        and planned.roi == earlier.roi
+        and _is_done(state, earlier, shard)
+    )
     job, quantized = _resolve_what_is_left(
         planned, place, earlier, state, known, is_done=is_done, trust=trust
     )
     owner = owner_of(job, state.url)
-    damaged = [] if overwrite else _check_earlier_launches(planned, job, state)
+    damaged = [] if overwrite else _check_earlier_launches(planned, job, earlier, state)
+    if earlier is not None and earlier.roi != job.roi:
+        _check_enlarged_launch(earlier, job, state, shard)
     if planned.output_exists:
         read_provenance(config.output.path, config.storage)  # what cannot be read is told now
     launch_id = launch_id or uuid.uuid4().hex[:12]
@@ -162,14 +170,30 @@ def prepare(
         if quantized is not None:
             state.write_network(quantized)
         _create_outputs(planned)
-        # Another first launch may have come before this one.
-        recorded = state.create_job(job)
-        check_same(recorded, job, state.url)
-        state.of(job).forget_chunks(damaged)
+        recorded = _record_job(state, job, damaged)
         _write_choice(state.of(job), launch.id, chosen, redo=redo)
         launch = _with_claims(launch, job, state, workers) if claims else launch
     _record_provenance(recorded, job, overwrite=overwrite)
     return launch
+
+
+def _record_job(state: State, job: ResolvedJob, damaged: Sequence[int]) -> ResolvedJob:
+    """Record a job, or go on with one that was launched before; the job as that has it.
+
+    Args:
+        state: the state folder.
+        job: the job.
+        damaged: chunks of earlier launches that are to be done again.
+    """
+    # Another first launch may have come before this one.
+    recorded = state.create_job(job)
+    check_same(recorded, job, state.url)
+    if recorded.roi == job.roi:
+        state.of(job).forget_chunks(damaged)
+        return recorded
+    check_enlargement(recorded, job, state.url)
+    enlarge_job(state, recorded, job, damaged)
+    return recorded.with_roi(job.roi)
 
 
 def _with_earlier_choices(
@@ -227,13 +251,28 @@ def _create_outputs(planned: PlannedJob) -> None:
             create_output(output.spec)
 
 
-def _check_earlier_launches(planned: PlannedJob, job: ResolvedJob, state: State) -> list[int]:
-    """Check what earlier launches wrote. Returns chunks that are to be done again."""
+def _check_enlarged_launch(
+    earlier: ResolvedJob, job: ResolvedJob, state: State, shard: Shard | None
+) -> None:
+    """Refuse a ROI that is no enlargement of the earlier one, or of a shard. Raises StateError."""
+    check_enlargement(earlier, job, state.url)
+    if shard is not None:
+        raise StateError(
+            f"{state.url}: the job is divided over roi {earlier.roi}, and the job file says "
+            f"{job.roi}: give the command prepare first, which does so anew"
+        )
+
+
+def _check_earlier_launches(
+    planned: PlannedJob, job: ResolvedJob, earlier: ResolvedJob | None, state: State
+) -> list[int]:
+    """Check what earlier launches wrote. Returns chunks of theirs that are to be done again."""
     config = planned.config
+    counted = job if earlier is None else job.with_roi(earlier.roi)
     with _state_errors():
         for output in planned.volumes.values():
             check_owner(output.spec.url, owner_of(job, state.url), config.storage)
-        return check_receipts(state.of(job), job, planned)
+        return check_receipts(state.of(counted), counted, planned)
 
 
 def resolve(

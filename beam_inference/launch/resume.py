@@ -75,7 +75,26 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
         bounds=[bound for bound in bounds if bound is not None],
     )
     check_same(earlier, job, url)
+    check_same_roi(earlier, job, url)
     return job
+
+
+def check_same_roi(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
+    """Refuse to judge a job by the records of a launch that had another ROI.
+
+    Args:
+        earlier: the job as it was launched; it has the same fingerprint.
+        job: the job as it is now.
+        url: URL of its state folder.
+
+    Raises:
+        StateError: the ROI is another one.
+    """
+    if earlier.roi != job.roi:
+        raise StateError(
+            f"{url}: the job was launched with roi {earlier.roi}, and the job file says {job.roi}: "
+            "give the command run first, which does what is new"
+        )
 
 
 def _check_same_voxels(config: JobConfig, earlier: ResolvedJob, url: str) -> None:

@@ -560,7 +560,7 @@ def judge(
     is_job_done = done_of_job == work.count_of_job
     if work.job.exchange is not None and is_job_done:
         # Chunks that were done without their neighbours may have left seam files.
-        files = SeamFiles(work.state.url, work.job.config.storage, work.job.fingerprint)
+        files = SeamFiles(work.state.url, work.job.config.storage, work.job.records_key)
         files.forget_all()
     if is_job_done:
         work.state.crew().forget_all()

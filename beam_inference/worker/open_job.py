@@ -173,7 +173,7 @@ def open_job(
         normalize=normalization(config, input_volume.values_dtype),
         batch_size=batch_size,
         watch=watch,
-        seam_files=SeamFiles(state.url, config.storage, job.fingerprint),
+        seam_files=SeamFiles(state.url, config.storage, job.records_key),
     )
 
 

@@ -47,7 +47,7 @@ class SeamFiles:
     Args:
         state_url: the job's state folder.
         storage: how that is reached.
-        fingerprint: the job's.
+        key: name of the folders of records of the job, :attr:`ResolvedJob.records_key`.
         file_values: values in a file at most.
     """
 
@@ -55,10 +55,10 @@ class SeamFiles:
         self,
         state_url: str,
         storage: Storage,
-        fingerprint: str,
+        key: str,
         file_values: int = FILE_VALUES,
     ) -> None:
-        self._url = f"{state_url}/seams/{fingerprint[:16]}"
+        self._url = f"{state_url}/seams/{key[:16]}"
         self._store = open_kvstore(self._url, storage)
         self._file_values = file_values
 
