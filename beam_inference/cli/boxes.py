@@ -174,7 +174,7 @@ def _take(options: BoxesOptions, to: Path) -> int:
 
 
 def _describe_corrections(corrections: Corrections) -> str:
-    lines = [f"{len(corrections.taken)} boxes were corrected: {', '.join(corrections.taken)}"]
+    lines = [f"corrected: {', '.join(corrections.taken)}"]
     if corrections.unchanged:
         lines.append(f"as exported, and left out: {', '.join(corrections.unchanged)}")
     if corrections.weights is not None:

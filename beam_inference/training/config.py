@@ -296,8 +296,9 @@ def _with_absolute_paths(config: TrainingConfig, folder: Path) -> TrainingConfig
         return path if "://" in path else Path(path).as_uri()
 
     def of_volume(each: VolumeConfig) -> VolumeConfig:
-        mask = each.mask and each.mask.model_copy(update={"path": volume(each.mask.path)})
-        update = {"image": volume(each.image), "labels": volume(each.labels), "mask": mask}
+        update: dict[str, object] = {"image": volume(each.image), "labels": volume(each.labels)}
+        if each.mask is not None:
+            update["mask"] = each.mask.model_copy(update={"path": volume(each.mask.path)})
         return each.model_copy(update=update)
 
     network = config.network

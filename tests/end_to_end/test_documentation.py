@@ -74,6 +74,23 @@ def add_nnunet_files(folder):
     (folder / "big" / "info").write_text(json.dumps(info))
 
 
+def add_fib25(folder, data):
+    """The two arrays of docs/labelling.md."""
+    (folder / "fib25_image.npy").symlink_to(data / "fib25_medulla_train2_image.npy")
+    with np.load(data / "fib25_medulla_train2_labels.npz") as file:
+        np.save(folder / "fib25_labels.npy", file["labels"])
+
+
+def assert_second_round_is_better(folder):
+    """The scores of the best threshold on the box that no training has seen."""
+    for score in ("variation_of_information", "adapted_rand_error"):
+        first, second = (
+            min(each["objects"][score] for each in json.loads(path.read_text())["thresholds"])
+            for path in (folder / "first.json", folder / "second.json")
+        )
+        assert second < first, score
+
+
 def run_line(line):
     program, *arguments = shlex.split(line)
     if program == "python":
@@ -116,19 +133,25 @@ SLOW_PAGES = (
     "tutorial.md",
 )
 SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
+SLOWEST = (pytest.mark.slow, pytest.mark.timeout(2400))  # two trainings
+
+
+def marks_of(page):
+    if page.name == "labelling.md":
+        return SLOWEST
+    return SLOW if page.name in SLOW_PAGES else ()
 
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=SLOW if page.name in SLOW_PAGES else (), id=page.name)
-        for page in PAGES
-    ],
+    [pytest.param(page, marks=marks_of(page), id=page.name) for page in PAGES],
 )
-def test_the_pages_commands_and_examples_work(page, workplace):
+def test_the_pages_commands_and_examples_work(page, workplace, request):
     names = {}
     if page.name == "nnunet.md":
         add_nnunet_files(workplace)
+    if page.name == "labelling.md":
+        add_fib25(workplace, request.getfixturevalue("shared_data"))
     for language, text in blocks(page):
         name = FILE_NAME.match(text)
         if name:
@@ -140,6 +163,8 @@ def test_the_pages_commands_and_examples_work(page, workplace):
                 assert run_line(line) == 0, line
         else:
             raise AssertionError(f"{page.name}: what is a block of {language}?")
+    if page.name == "labelling.md":
+        assert_second_round_is_better(workplace)
 
 
 def test_links_lead_somewhere():

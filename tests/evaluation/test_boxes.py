@@ -314,7 +314,7 @@ def test_the_command_exports_and_takes_back(workplace, monkeypatch, capsys):
     np.save(path, np.load(path) + 1)
     assert main(["boxes", "worst", "--take", "second.yaml", "--weight=3"]) == 0
     out = capsys.readouterr().out
-    assert "1 boxes were corrected: box_0002" in out
+    assert "corrected: box_0002" in out
     assert "left out: box_0001" in out
     assert load_training(workplace / "second.yaml").volumes[1].weight == 3
     assert main(["boxes", "worst", "--take", "second.yaml"]) == 2
