@@ -57,7 +57,7 @@ counts most where the arrays are small:
 
 {gpu}
 
-{scaling}{cohort}## Objects in volumes
+{scaling}{cohort}{partition}## Objects in volumes
 
 {objects}
 
@@ -154,6 +154,7 @@ def page() -> str:
         gpu=_gpu(),
         scaling=_scaling(),
         cohort=_cohort(),
+        partition=_partition(),
         objects=_objects(),
         copies=_copies(),
         integers=_integers(),
@@ -506,6 +507,51 @@ from the command line with start-up, on the local runner with {results["machine"
 So the rate is {results["rate_over_one"]:.2f} of that of one volume. What a volume takes for itself,
 to be opened and checked and for its records, does not depend on the network: a faster network makes
 the ratio worse.
+
+"""
+
+
+def _partition() -> str:
+    """What a patch takes of each process that shares it, and what exchanges cost."""
+    results = json.loads((RESULTS / "partition.json").read_text())
+    lines = ["| | undivided | of two | of four | time |", "|---|---|---|---|---|"]
+    for row in results["patches"]:
+        shares = row["peak_over_undivided"]
+        lines.append(
+            _row(
+                "×".join(map(str, row["patch"])),
+                f"{row['undivided_peak_bytes'] / 2**20:.0f} MiB",
+                f"{shares['2']:.2f}",
+                f"{shares['4']:.2f}",
+                _ratio(row["two_processes_over_two_threads"]),
+            )
+        )
+    largest = results["patches"][-1]["layers"]
+    layers = ["| layers | one process | two | of that, waiting |", "|---|---|---|---|"]
+    layers += [
+        _row(
+            f"`{kind}`",
+            f"{row['undivided_seconds']:.2f} s",
+            f"{row['divided_seconds']:.2f} s",
+            f"{row['waited_seconds']:.2f} s",
+        )
+        for kind, row in largest.items()
+    ]
+    return f"""\
+## Patches that processes share
+
+The residual U-Net of three channels, run by PyTorch, on one patch
+(`python -m benchmarks.partition`): peak memory of the network's arrays in one process, and of it
+what each of two and of four processes takes at most; and the time of two processes of one thread
+each, which halve x, over that of one process of two threads, in turns. The load was
+{results["load_before"]} before.
+
+{chr(10).join(lines)}
+
+By layer, seconds for the largest patch. Waiting counts until the other member has sent its border,
+or its sums, and so what it is late:
+
+{chr(10).join(layers)}
 
 """
 

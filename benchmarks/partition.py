@@ -38,7 +38,7 @@ ZYX = tuple[int, int, int]
 PATCHES: tuple[ZYX, ...] = ((16, 96, 96), (32, 128, 128), (64, 256, 256))
 MESHES: tuple[ZYX, ...] = ((1, 1, 2), (1, 2, 2))
 TIMED_MESH: ZYX = (1, 1, 2)
-REPEATS = 5
+REPEATS = 3
 RESULTS = Path(__file__).parent / "results" / "partition.json"
 
 Value = TypeVar("Value")

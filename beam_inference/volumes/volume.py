@@ -196,8 +196,8 @@ class Volume:
             fault = block_fault(self.stored_spec, voxels) if box.size else None
             if fault is not None:
                 raise PermanentReadError(
-                    f"cannot read {box} of {self.url}: {fault}, and would be read as zeros. Copy "
-                    "that file again."
+                    f"cannot read {box} of {self.url}: {fault}, which would go unnoticed, "
+                    "mostly as zeros. Copy that file again."
                 )
             if array.dtype != self.dtype:
                 voxels = voxels.astype(array.dtype)

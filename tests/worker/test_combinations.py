@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import toy_networks
-from helpers import do_and_read, job_values, oracle, toy, write_volume
+from helpers import do_and_read, job_values, oracle, read_volume, toy, write_volume
 from hypothesis import HealthCheck, event, given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -270,7 +270,7 @@ def check(options: dict[str, Any], folder: Path) -> None:
     assert np.abs(found[0] - expected).max() <= allowed
 
 
-@settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(options=OPTIONS)
 def test_any_options_together_give_what_they_are_defined_as(options, folder):
     check(options, folder)
@@ -278,7 +278,119 @@ def test_any_options_together_give_what_they_are_defined_as(options, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(options=OPTIONS)
 def test_many_options_together_do(options, folder):
     check(options, folder)
+
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "position": toy("position"),
+    "finer": toy("finer", output_scale=[2, 2, 2], crop_margin=[2, 2, 2]),
+    "coarser": toy("halved", output_scale=[1, "1/2", "1/2"]),
+    "planes": toy("flat", dims=2, planes=["yx", "zx", "zy"], prediction_bound=4),
+    "sections": toy("stack", dims=2, sections=5, prediction_bound=4),
+}
+GEOMETRIES = st.fixed_dictionaries(
+    {
+        "network": st.sampled_from(list(NETWORKS)),
+        "patch_shape": st.sampled_from([[4, 8, 8], [8, 12, 16], [12, 20, 28]]),
+        "overlap": st.tuples(*[st.sampled_from([0, 2, 4])] * 3),
+        "lattice": st.sampled_from(["stride", "spread", "pad"]),
+        "blend": st.sampled_from(["bump", "constant", {"gaussian": 0.125, "floor": "nnunet"}]),
+        "fill": st.sampled_from(["reflect", "symmetric", "edge"]),
+        "resample": st.sampled_from(
+            [
+                None,
+                {"voxel_size_nm": [40, 20, 20]},
+                {"voxel_size_nm": [30, 8, 13], "order": 3},
+                {"voxel_size_nm": [13, 10, 7], "order": 0},
+                {"voxel_size_nm": [60, 10, 10], "order": 3, "separate_z": True},
+            ]
+        ),
+        "voxel_size_nm": st.sampled_from(["network", "input", [25, 16, 9]]),
+        "order": st.sampled_from([0, 1, 3]),
+        "augment": st.sampled_from(["none", {"mirror": ["z", "x"]}]),
+        "second": st.booleans(),
+        "is_masked": st.booleans(),
+        "postprocess": st.sampled_from(
+            [[], [{"operator": "smooth", "sigma": [0.4, 0.8, 0.6]}, {"operator": "sigmoid"}]]
+        ),
+    }
+)
+
+
+def values_of_geometry(
+    options: dict[str, Any], folder: Path, number: int, way: tuple[list[int], str]
+) -> dict[str, Any]:
+    """A job file of options that change the places of voxels, with one output or two."""
+    o = options
+    chunk_shape, strategy = way
+    model = NETWORKS[o["network"]] | {"output_channels": 2, "normalize": "unit"}
+    patch_shape = [1, *o["patch_shape"][1:]] if o["network"] == "sections" else o["patch_shape"]
+    output: dict[str, Any] = {"block_shape": [8, 8, 8], "voxel_size_nm": o["voxel_size_nm"]}
+    if o["voxel_size_nm"] != "network":
+        output["resample"] = {"order": o["order"]}
+    values = job_values(
+        f"file://{folder}/in",
+        folder / f"out{number}",
+        input={"fill": o["fill"]} | ({} if o["resample"] is None else {"resample": o["resample"]}),
+        model=model | {"channels": [{}, {}]},
+        inference={
+            "patch_shape": patch_shape,
+            "patch_overlap": [
+                min(n, p - 1) for n, p in zip(o["overlap"], patch_shape, strict=True)
+            ],
+            "lattice": o["lattice"],
+            "blend": o["blend"],
+            "augment": o["augment"],
+            "chunk_shape": chunk_shape,
+            "strategy": strategy,
+            "threads": 1,
+        },
+        output=output,
+    )
+    values["postprocess"] = o["postprocess"]
+    if o["second"]:
+        labels = {"path": f"{folder}/labels{number}", "dtype": "uint8"}
+        values["outputs"] = {"labels": labels | {"postprocess": [{"operator": "argmax"}]}}
+    if o["is_masked"]:
+        values["mask"] = {"path": f"{folder}/mask", "above": 60}
+    return values
+
+
+def check_geometry(options: dict[str, Any], folder: Path) -> None:
+    """Do a job in several ways; all its outputs must have the same bits."""
+    target = Path(folder, f"{len(list(folder.iterdir()))}")
+    size = (20.0, 10.0, 10.0)
+    write_volume(target / "in", IMAGE, START, block_shape=(8, 16, 16), voxel_size_nm=size)
+    write_volume(target / "mask", IMAGE, START, block_shape=(8, 16, 16), voxel_size_nm=size)
+    jobs = [values_of_geometry(options, target, number, way) for number, way in enumerate(WAYS)]
+    try:
+        prepare(parse_job(jobs[0], target))
+    except ConfigError as error:
+        event(f"refused: {str(error)[:60]}")
+        reject()
+    outputs = []
+    for number, values in enumerate(jobs):
+        outputs.append([do_and_read(values, target)])
+        if options["second"]:
+            outputs[-1].append(read_volume(target / f"labels{number}"))
+    for others in outputs[1:]:
+        for found, first in zip(others, outputs[0], strict=True):
+            assert found.shape == first.shape
+            assert found.tobytes() == first.tobytes()
+
+
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
+@given(options=GEOMETRIES)
+def test_any_geometry_has_the_same_bits_however_it_is_cut(options, folder):
+    check_geometry(options, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6000)
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@given(options=GEOMETRIES)
+def test_many_geometries_do(options, folder):
+    check_geometry(options, folder)
