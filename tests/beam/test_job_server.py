@@ -132,7 +132,15 @@ with job_server(beam_options(sys.argv[2:])):
 """
 
 
-@pytest.mark.parametrize("end", ["exit", "SIGKILL", "SIGINT to the group", "SIGHUP to the group"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("exit", marks=pytest.mark.slow),
+        "SIGKILL",
+        pytest.param("SIGINT to the group", marks=pytest.mark.slow),
+        pytest.param("SIGHUP to the group", marks=pytest.mark.slow),
+    ],
+)
 def test_no_server_outlives_its_launcher(end, java, pids, folder_of_temporary_files, monkeypatch):
     monkeypatch.setenv("STAND_IN", "listen")
     with subprocess.Popen(

@@ -181,11 +181,16 @@ def test_two_jobs_in_one_pipeline_do_not_mix(volume_in, tmp_path):
     np.testing.assert_allclose(two, 2 * one, rtol=0, atol=4 * OF_RANGE)
 
 
-RUNNER_FLAGS = [(), ("--direct_runner_bundle_repeat=2",)]
+REPEATED = ("--direct_runner_bundle_repeat=2",)
+WAYS = [
+    pytest.param("recompute", (), marks=pytest.mark.slow),
+    pytest.param("recompute", REPEATED, marks=pytest.mark.slow),
+    pytest.param("exchange", (), marks=pytest.mark.slow),
+    ("exchange", REPEATED),
+]
 
 
-@pytest.mark.parametrize("flags", RUNNER_FLAGS)
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize(("seams", "flags"), WAYS)
 def test_a_job_waits_for_the_records_of_another(tmp_path, flags, seams):
     """The second job reads what the first one writes: a voxel read too early would be 0."""
     array = np.random.default_rng(3).random((40, 50, 40), np.float32)
@@ -226,8 +231,7 @@ def test_a_job_begins_after_a_signal_without_elements(volume_in, tmp_path):
     check_complete(launch)
 
 
-@pytest.mark.parametrize("flags", RUNNER_FLAGS)
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize(("seams", "flags"), WAYS)
 def test_chunk_indices_can_come_from_a_pcollection(position, tmp_path, flags, seams):
     """In any order, repeated or not; the rest of the job stays undone."""
     launch = position(inference={"seams": seams})

@@ -39,7 +39,14 @@ def damage(block: Path) -> None:
     block.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
 
 
-@pytest.mark.parametrize("harm", [damage, Path.unlink, lambda block: block.write_bytes(b"torn")])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        damage,
+        pytest.param(Path.unlink, marks=pytest.mark.slow),
+        pytest.param(lambda block: block.write_bytes(b"torn"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_chunk_whose_block_was_damaged_is_done_again(path, harm, tmp_path, capsys, caplog):
     assert main(["run", path]) == 0
     expected = blocks_of(tmp_path / "out")
@@ -53,6 +60,7 @@ def test_a_chunk_whose_block_was_damaged_is_done_again(path, harm, tmp_path, cap
     assert main(["verify", path, "--deep"]) == 0
 
 
+@pytest.mark.slow
 def test_others_that_were_looked_at_are_done_again_too(path, tmp_path, capsys):
     assert main(["run", path]) == 0
     expected = blocks_of(tmp_path / "out")

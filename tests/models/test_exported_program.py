@@ -78,7 +78,7 @@ class Wide(torch.nn.Module):
         return tokens.half().float()
 
 
-@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("decomposed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_layers_with_operators_of_pytorch_s_own(tmp_path, decomposed):
     program = torch.export.export(Wide().eval(), (torch.zeros(1, 1, 4, 6, 8),))
     program = program.run_decompositions() if decomposed else program
