@@ -118,7 +118,7 @@ def read_thresholds(url: str, storage: Storage) -> tuple[float, ...] | None:
     Raises:
         VolumeError: the record of them cannot be read or understood.
     """
-    if volume_at(url, storage) is not None:
+    if "|" in url or volume_at(url, storage) is not None:  # TensorStore's own URLs name volumes
         return None
     content = read_key(open_kvstore(url, storage), SERIES_FILE, url)
     if content is None:

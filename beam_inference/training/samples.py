@@ -297,7 +297,7 @@ def _open_volumes(
     for number, volume in enumerate(volumes):
         if volume.draw_box(split, subset, random) is not None:
             numbers.append(number)
-        else:
+        elif subset == "train" or volume.within is None:  # corrected boxes are of one set
             logger.warning("%s", _no_patch(volume, split, subset))
     shares = [volumes[number].starts.size * volumes[number].weight for number in numbers]
     if sum(shares) <= 0:

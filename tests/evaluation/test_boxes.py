@@ -148,7 +148,7 @@ def samples_of(path, subset="train"):
         yield batch.volumes[0], batch.boxes[0], batch.arrays
 
 
-def test_corrected_labels_are_trained_with_in_the_same_split(workplace):
+def test_corrected_labels_are_trained_with_in_the_same_split(workplace, caplog):
     made = export(workplace)
     boxes = made.record.boxes
     corrected = {
@@ -188,8 +188,10 @@ def test_corrected_labels_are_trained_with_in_the_same_split(workplace):
         np.testing.assert_array_equal(arrays["image"][0, 0].numpy(), cut(workplace, "em", box))
         seen.add(number)
     assert seen == {0, 1, 2}
+    caplog.clear()
     for _, box, _ in samples_of(workplace / "second.yaml", "validation"):
         assert split.contains("validation", box, "here")
+    assert not caplog.records, "boxes of the training set are not missed elsewhere"
 
 
 def test_a_further_round_replaces_what_was_corrected_before(workplace):

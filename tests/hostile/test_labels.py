@@ -76,11 +76,12 @@ def test_a_result_that_separates_nothing_comes_with_a_warning(workplace, capsys)
 def test_the_examples_of_the_help_separate_objects(command, workplace, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    local, remote = re.findall(r"^  beam-inference (.*)", capsys.readouterr().out, re.MULTILINE)
-    remote = remote.replace("gs://bucket/floats", "affinity_floats").replace("gs://bucket/", "far_")
+    examples = re.findall(r"^  beam-inference (.*)", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) >= 2
     write_volume(workplace / "far_labels", np.repeat([[[1, 0, 2]]], 9, 0).astype(np.uint32))
-    for line in (local, remote.split(" --runner")[0]):
-        assert main(shlex.split(line)) == 0
+    for example in examples:
+        line = example.split(" --runner")[0].replace("gs://bucket/floats", "affinity_floats")
+        assert main(shlex.split(line.replace("gs://bucket/", "far_"))) == 0
         told = capsys.readouterr().out
         assert "Warning" not in told
         assert int(re.search(r"(\d+) (components|segments) in ", told)[1]) > 1

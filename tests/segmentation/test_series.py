@@ -91,6 +91,18 @@ def test_what_cannot_be_a_series_is_refused_before_anything_is_made(affinities, 
     assert not list((tmp_path / "other").glob("threshold*"))
 
 
+@pytest.mark.parametrize("parts", ["", "|neuroglancer-precomputed:"])
+def test_a_volume_is_no_series(affinities, parts):
+    assert read_thresholds(f"{affinities}/{parts}" if parts else affinities, LOCAL) is None
+
+
+@pytest.mark.parametrize("text", ['{"thresholds": []}', '{"thresholds": [1, 1e999]}', "[1, 2]"])
+def test_a_damaged_record_of_thresholds_is_refused(tmp_path, text):
+    (tmp_path / "thresholds.json").write_text(text)
+    with pytest.raises(VolumeError, match="does not list thresholds"):
+        read_thresholds(tmp_path.as_uri(), LOCAL)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_series_and_single_volumes_replace_one_another(affinities, tmp_path, capsys):
