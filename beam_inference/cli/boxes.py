@@ -156,8 +156,8 @@ def _describe_export(export: Export, folder: str) -> str:
             f"{export.left_out} places are left out: they are not of the training set alone"
         )
     lines.append(
-        f"complete: {len(export.record.boxes)} boxes in {folder}; correct the labels there, then: "
-        f"beam-inference boxes {folder} --take second.yaml"
+        f"complete: {folder}; correct the labels there, then: beam-inference boxes {folder} --take "
+        "second.yaml"
     )
     return "\n".join(lines)
 
