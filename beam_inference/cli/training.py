@@ -15,6 +15,7 @@ from beam_inference.geometry.zyx import Zyx, multiply, triple
 
 if TYPE_CHECKING:
     from beam_inference.geometry.bounding_box import BoundingBox
+    from beam_inference.training.config import TrainingConfig
     from beam_inference.training.split import Split
 
 _MOST_LETTERS = (16, 64, 100)
@@ -146,6 +147,7 @@ class TrainOptions(Options):
     """Options of ``train``."""
 
     training: str
+    fit_batch: bool
 
 
 def _add_train(subparsers: Subparsers) -> None:
@@ -161,22 +163,48 @@ def _add_train(subparsers: Subparsers) -> None:
         ),
     )
     parser.add_argument("training", metavar="TRAINING", help="the training file, YAML")
+    parser.add_argument(
+        "--fit-batch",
+        "--fit_batch",
+        action="store_true",
+        help="find the samples that a step of one process can take, and train nothing",
+    )
     add_debug(parser)
     set_action(parser, TrainOptions, train)
 
 
 def train(options: TrainOptions) -> int:
-    """Train, and print where the results are."""
+    """Train, and print where the results are; or find the batch that fits."""
     from pathlib import Path
 
     from beam_inference.training.config import load_training
     from beam_inference.training.trainer import train as train_network
 
-    outcome = train_network(load_training(Path(options.training)))
+    config = load_training(Path(options.training))
+    if options.fit_batch:
+        return _fit_batch(config)
+    outcome = train_network(config)
     if int(os.environ.get("RANK", "0")) == 0:
         print(
             f"{len(outcome.metrics.loss):,} steps ({outcome.steps_done:,} by this launch), "
             f"{outcome.waiting_share:.1%} of the time waited for samples\n"
             f"complete: {outcome.folder}; next: beam-inference plan {outcome.folder / 'job.yaml'}"
         )
+    return COMPLETE
+
+
+def _fit_batch(config: TrainingConfig) -> int:
+    from beam_inference.training.batch_fit import fit_batch
+
+    fit = fit_batch(config)
+    available = f"{fit.available_bytes / 2**30:.3g} GiB"
+    if not fit.samples:
+        raise ConfigError(
+            f"not even one sample of {list(config.patch_shape)} voxels fits into {available}: make "
+            "patch_shape smaller"
+        )
+    print(
+        f"batch_size: {fit.samples} fits, for each process: a step of it takes "
+        f"{fit.step_bytes / 2**30:.3g} of {available}"
+    )
     return COMPLETE

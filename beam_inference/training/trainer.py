@@ -11,9 +11,10 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from beam_inference.errors import (
     StateError,
 )
 from beam_inference.foreign_text import describe_error
+from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.models.loading import load_network
 from beam_inference.models.tensors import tensor_fault
 from beam_inference.models.weights import load_checkpoint
@@ -107,6 +109,34 @@ def train(config: TrainingConfig) -> TrainingOutcome:
         return _Trainer(config, ranks, device).run()
 
 
+@dataclass(frozen=True)
+class Trial:
+    """Steps that are taken to find out what they need; nothing is kept of them.
+
+    Attributes:
+        device: where they are taken.
+        take_step: takes a step of as many samples, of random voxels.
+    """
+
+    device: torch.device
+    take_step: Callable[[int], None]
+
+
+@contextlib.contextmanager
+def try_steps(config: TrainingConfig) -> Iterator[Trial]:
+    """Prepare steps of a training by one process, without its output folder.
+
+    Raises:
+        UserError: a volume, the network or a key is wrong.
+    """
+    device = _device(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        alone = config.model_copy(update={"output": folder, "batch_size": 1})
+        yield Trial(device, _Trainer(alone, Ranks(), device).try_step)
+
+
 class _Trainer:
     """One rank's part of a training."""
 
@@ -155,6 +185,19 @@ class _Trainer:
         if self._ranks.rank == 0:
             write_results(self._config, self._trained, asdict(self._metrics), self._example())
         return TrainingOutcome(self._folder, self._metrics, self._step - first, waited / seconds)
+
+    def try_step(self, samples: int) -> None:
+        """Take a step of as many samples, of random voxels."""
+        config = self._config
+        patch = config.patch_shape
+        image = grown_shape(patch, config.network.crop_margin)
+        channels = 1 if isinstance(config.target, Classes) else config.output_channels
+        arrays = {
+            "image": torch.rand(samples, config.network.input_channels, *image),
+            "target": torch.zeros(samples, channels, *patch),
+            "known": torch.ones(samples, channels, *patch, dtype=torch.bool),
+        }
+        self._take_step(Batch(0, [], [], arrays))
 
     @property
     def _trained(self) -> nn.Module:
