@@ -10,6 +10,9 @@ are in connections.
     The initial value of a field of the form, such as ``BEAM_INFERENCE_REGION=europe-west4``.
 ``BEAM_INFERENCE_DATAFLOW_SCHEDULE``, ``BEAM_INFERENCE_LOCAL_SCHEDULE``
     When runs of a DAG start by themselves, such as ``@daily``. Without it you start them by hand.
+``BEAM_INFERENCE_JOBS``
+    A YAML file of further DAGs, one for each row; without it, Airflow's variable
+    ``beam_inference_jobs``, which holds such YAML.
 """
 
 from __future__ import annotations
@@ -18,11 +21,15 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import yaml
 from airflow.providers.standard.operators.bash import BashOperator
-from airflow.sdk import Context, Param
+from airflow.sdk import Asset, Context, Param, Variable
 
 PREFIX = "BEAM_INFERENCE_"
 
@@ -40,6 +47,84 @@ RUNS: dict[str, Any] = {
     "tags": ["beam-inference"],
 }
 """Settings of both DAGs: one run at a time, none for past dates, and retries, which resume."""
+
+
+NO_ROW: Mapping[str, Any] = {}
+"""The row of a DAG that has none."""
+
+JOBS_VARIABLE = "beam_inference_jobs"
+_OF_ROW = ("dag", "schedule", "assets")
+_KINDS = ("local", "dataflow")
+
+
+@dataclass(frozen=True)
+class ScheduledJob:
+    """A DAG that a row asks for.
+
+    Attributes:
+        dag_id: its name.
+        schedule: when its runs start: a word or cron, assets, or None.
+        fields: fields of the form that the row presets.
+    """
+
+    dag_id: str
+    schedule: str | list[Asset] | None
+    fields: Mapping[str, Any]
+
+
+def scheduled_jobs(kind: str, known: Mapping[str, Any]) -> list[ScheduledJob]:
+    """The DAGs of a kind that the rows ask for.
+
+    Args:
+        kind: "local" or "dataflow".
+        known: the fields that a row of the kind may preset.
+
+    Raises:
+        ValueError: a row is wrong; Airflow shows the message as an import error.
+    """
+    return [
+        _scheduled_job(name, row, known)
+        for name, row in _rows().items()
+        if row.get("dag", "local") == kind
+    ]
+
+
+def _rows() -> Mapping[str, Mapping[str, Any]]:
+    """The rows, by their names.
+
+    Raises:
+        ValueError: they are not rows.
+    """
+    path = os.environ.get(f"{PREFIX}JOBS")
+    source = path or f"the variable {JOBS_VARIABLE}"
+    text = Path(path).read_text() if path else Variable.get(JOBS_VARIABLE, default=None)
+    rows = yaml.safe_load(text or "{}") or {}
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+        raise ValueError(f"{source}: expected rows by names, such as 'em: {{job: /data/em.yaml}}'")
+    for name, row in rows.items():
+        if not re.fullmatch("[A-Za-z0-9_.-]+", str(name)):
+            raise ValueError(f"{source}: {name}: a name has letters, digits, _ . and -")
+        if name in _KINDS:
+            raise ValueError(f"{source}: {name} is the name of a DAG without a row: choose another")
+        if row.get("dag", "local") not in _KINDS:
+            raise ValueError(f"{source}: {name}: dag: expected {' or '.join(_KINDS)}")
+        if not isinstance(row.get("assets", []), list):
+            raise ValueError(f"{source}: {name}: assets: expected a list of URIs")
+    return rows
+
+
+def _scheduled_job(name: str, row: Mapping[str, Any], known: Mapping[str, Any]) -> ScheduledJob:
+    fields = {key: value for key, value in row.items() if key not in _OF_ROW}
+    unknown = sorted(fields.keys() - known.keys())
+    if unknown:
+        raise ValueError(
+            f"{name}: {', '.join(unknown)}: no field of the form; expected {', '.join(_OF_ROW)}, "
+            f"{', '.join(known)}"
+        )
+    if "schedule" in row and "assets" in row:
+        raise ValueError(f"{name}: schedule and assets both say when runs start: remove one")
+    assets = [Asset(uri) for uri in row.get("assets", ())]
+    return ScheduledJob(f"beam_inference_{name}", assets or row.get("schedule"), fields)
 
 
 def python() -> str:
@@ -65,17 +150,21 @@ def field(
     *,
     type: str = "string",
     required: bool = False,
+    row: Mapping[str, Any] = NO_ROW,
     **schema: Any,
 ) -> dict[str, Param]:
     """One field of the form, by its name; a required field cannot be left empty.
 
-    A required field may have a default. The environment may preset any field.
+    A required field may have a default. The row of the DAG may preset any field, and else the
+    environment.
 
     Raises:
         ValueError: the environment presets the field with a value of another type.
     """
     preset = os.environ.get(PREFIX + name.upper())
-    if preset:
+    if name in row:
+        schema["default"] = row[name]
+    elif preset:
         schema["default"] = preset if type == "string" else _parsed(name, preset, type)
     if required:
         return {name: Param(title=title, description=description, type=type, **schema)}
@@ -100,15 +189,19 @@ def _parsed(name: str, preset: str, type: str) -> Any:
         ) from None
 
 
-def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
+def job_fields(
+    job: str, source: str, target: str, row: Mapping[str, Any] = NO_ROW
+) -> dict[str, Param]:
     """Fields of every run: the job file, overrides of its keys, and how it is verified.
 
     Args:
         job: Pattern of the job file's URL or path.
         source: Pattern of URLs or paths that are read.
         target: Pattern of URLs or paths that are written.
+        row: Values that the row of the DAG presets.
     """
-    instead: dict[str, Any] = {"section": "Overrides of the job file"}
+    general: dict[str, Any] = {"row": row}
+    instead: dict[str, Any] = {"section": "Overrides of the job file", "row": row}
     return {
         **field(
             "job",
@@ -117,6 +210,7 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
             "the run's date.",
             required=True,
             pattern=job,
+            **general,
         ),
         **field("input", "Input volume", "input.path", pattern=source, **instead),
         **field("output", "Output volume", "output.path", pattern=target, **instead),
@@ -153,7 +247,11 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
             **instead,
         ),
         **field(
-            "chunks", "Chunks file", "Compute only the chunks of a quarantine file.", pattern=source
+            "chunks",
+            "Chunks file",
+            "Compute only the chunks of a quarantine file.",
+            pattern=source,
+            **general,
         ),
         **field(
             "deep",
@@ -162,6 +260,7 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
             type="boolean",
             required=True,
             default=False,
+            **general,
         ),
     }
 

@@ -1,4 +1,4 @@
-"""A DAG that runs a beam-inference job on Dataflow from its Flex Template, and verifies it.
+"""DAGs that run a beam-inference job on Dataflow from its Flex Template, and verify it.
 
 wait_for_input
     Waits until the input's marker exists. Skipped if there is no marker.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,14 +32,17 @@ from airflow.providers.google.cloud.triggers.dataflow import DataflowStartYamlJo
 from airflow.sdk import DAG, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from beam_inference_common import (
+    NO_ROW,
     OVERRIDES,
     PREFIX,
     RUNS,
+    ScheduledJob,
     all_given,
     date_of,
     field,
     given,
     job_fields,
+    scheduled_jobs,
     verification,
 )
 
@@ -65,13 +68,17 @@ _SOURCE = "^(gs|s3|https?)://.+$"
 _TARGET = "^(gs|s3)://.+$"
 
 
-def form_fields() -> dict[str, Any]:
-    """The fields of the form of a Dataflow launch."""
-    place: dict[str, Any] = {"section": "Dataflow"}
-    gpu: dict[str, Any] = {"section": "GPUs"}
-    workers: dict[str, Any] = {"section": "Workers"}
+def form_fields(row: Mapping[str, Any] = NO_ROW) -> dict[str, Any]:
+    """The fields of the form of a Dataflow launch.
+
+    Args:
+        row: Values that the row of the DAG presets.
+    """
+    place: dict[str, Any] = {"section": "Dataflow", "row": row}
+    gpu: dict[str, Any] = {"section": "GPUs", "row": row}
+    workers: dict[str, Any] = {"section": "Workers", "row": row}
     return {
-        **job_fields(job=_BUCKET, source=_SOURCE, target=_TARGET),
+        **job_fields(job=_BUCKET, source=_SOURCE, target=_TARGET, row=row),
         **field(
             "marker",
             "Marker",
@@ -79,6 +86,7 @@ def form_fields() -> dict[str, Any]:
             "zarr v3: zarr.json, zarr v2: .zarray. These exist once the input is created, not "
             "only once it is filled. Empty: do not wait.",
             default="info",
+            row=row,
         ),
         **field(
             "template",
@@ -294,31 +302,45 @@ def _told(job: dict[str, Any]) -> str:
     return f"the Dataflow job {job['name']} ({job['id']})"
 
 
-with DAG(
-    dag_id="beam_inference_dataflow",
-    description="Inference over a volume on Dataflow, verified",
-    doc_md=__doc__,
-    schedule=os.environ.get(f"{PREFIX}DATAFLOW_SCHEDULE"),
-    params=form_fields(),
-    **RUNS,
-):
-    wait_for_input = GCSObjectExistenceSensor(
-        task_id="wait_for_input",
-        bucket=lambda context, **_: marker(context)[0],
-        object=lambda context, **_: marker(context)[1],
-        pre_execute=skip_without_marker,
-        poke_interval=30,
-        deferrable=True,
+def make_dag(job: ScheduledJob) -> DAG:
+    """A DAG that runs a job on Dataflow, and verifies it."""
+    with DAG(
+        dag_id=job.dag_id,
+        description="Inference over a volume on Dataflow, verified",
+        doc_md=__doc__,
+        schedule=job.schedule,
+        params=form_fields(job.fields),
+        **RUNS,
+    ) as dag:
+        wait_for_input = GCSObjectExistenceSensor(
+            task_id="wait_for_input",
+            bucket=lambda context, **_: marker(context)[0],
+            object=lambda context, **_: marker(context)[1],
+            pre_execute=skip_without_marker,
+            poke_interval=30,
+            deferrable=True,
+        )
+        run = RunOnceOperator(
+            task_id="run",
+            body=launch_request,
+            location="{{ params.region }}",
+            project_id=lambda context, **_: given(context, "project"),
+            deferrable=True,
+            append_job_name=False,
+            trigger_rule="none_failed",
+            # an attempt also ends when the API does not answer; the next one finds the job
+            retries=5,
+        )
+        wait_for_input >> run >> verification()
+    return dag
+
+
+DAGS = [
+    make_dag(job)
+    for job in (
+        ScheduledJob(
+            "beam_inference_dataflow", os.environ.get(f"{PREFIX}DATAFLOW_SCHEDULE") or None, NO_ROW
+        ),
+        *scheduled_jobs("dataflow", form_fields()),
     )
-    run = RunOnceOperator(
-        task_id="run",
-        body=launch_request,
-        location="{{ params.region }}",
-        project_id=lambda context, **_: given(context, "project"),
-        deferrable=True,
-        append_job_name=False,
-        trigger_rule="none_failed",
-        # an attempt also ends when the API does not answer; the next one finds the job
-        retries=5,
-    )
-    wait_for_input >> run >> verification()
+]

@@ -1,4 +1,4 @@
-"""A DAG that runs a beam-inference job on Airflow's workers or on a Beam runner, and verifies it.
+"""DAGs that run a beam-inference job on Airflow's workers or on a Beam runner, and verify it.
 
 run
     Runs ``main.py`` with the job file and the fields of the form, in the python that has
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,16 @@ from airflow.providers.apache.beam.operators.beam import BeamRunPythonPipelineOp
 from airflow.sdk import DAG, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from beam_inference_common import (
+    NO_ROW,
     OVERRIDES,
     PREFIX,
     RUNS,
+    ScheduledJob,
     all_given,
     field,
     job_fields,
     python,
+    scheduled_jobs,
     verification,
 )
 
@@ -63,13 +67,14 @@ class RunOperator(BeamRunPythonPipelineOperator):
             self.log.warning("finished with quarantined chunks; the verification lists them")
 
 
-with DAG(
-    dag_id="beam_inference_local",
-    description="Inference over a volume, verified",
-    doc_md=__doc__,
-    schedule=os.environ.get(f"{PREFIX}LOCAL_SCHEDULE"),
-    params={
-        **job_fields(job=_PLACE, source=_PLACE, target=_PLACE),
+def form_fields(row: Mapping[str, Any] = NO_ROW) -> dict[str, Any]:
+    """The fields of the form of a local run.
+
+    Args:
+        row: Values that the row of the DAG presets.
+    """
+    return {
+        **job_fields(job=_PLACE, source=_PLACE, target=_PLACE, row=row),
         **field(
             "runner",
             "Runner",
@@ -77,6 +82,7 @@ with DAG(
             required=True,
             default="DirectRunner",
             pattern="^[A-Za-z.]+$",
+            row=row,
         ),
         **field(
             "beam_flags",
@@ -85,17 +91,40 @@ with DAG(
             type="object",
             required=True,
             default={},
+            row=row,
         ),
-    },
-    **RUNS,
-):
-    run = RunOperator(
-        task_id="run",
-        py_file=os.environ.get(f"{PREFIX}MAIN")
-        or str(Path(__file__).resolve().parents[1] / "main.py"),
-        py_interpreter=python(),
-        pipeline_options=flags,
-        runner="{{ params.runner }}",
-        deferrable=False,
+    }
+
+
+def make_dag(job: ScheduledJob) -> DAG:
+    """A DAG that runs a job here, and verifies it."""
+    with DAG(
+        dag_id=job.dag_id,
+        description="Inference over a volume, verified",
+        doc_md=__doc__,
+        schedule=job.schedule,
+        params=form_fields(job.fields),
+        **RUNS,
+    ) as dag:
+        run = RunOperator(
+            task_id="run",
+            py_file=os.environ.get(f"{PREFIX}MAIN")
+            or str(Path(__file__).resolve().parents[1] / "main.py"),
+            py_interpreter=python(),
+            pipeline_options=flags,
+            runner="{{ params.runner }}",
+            deferrable=False,
+        )
+        run >> verification()
+    return dag
+
+
+DAGS = [
+    make_dag(job)
+    for job in (
+        ScheduledJob(
+            "beam_inference_local", os.environ.get(f"{PREFIX}LOCAL_SCHEDULE") or None, NO_ROW
+        ),
+        *scheduled_jobs("local", form_fields()),
     )
-    run >> verification()
+]

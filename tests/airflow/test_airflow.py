@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import yaml
 from airflow_home import DATAFLOW_FIELDS, pipeline_of, put_folder, receipts_in, wait_until
 from fakes.dataflow import CANCELLED, DONE, FAILED, LOST
 from helpers import job_values, read_volume, toy, write_job, write_volume
@@ -41,6 +42,23 @@ def test_a_local_run_equals_a_plain_one_and_is_verified(airflow, volume, tmp_pat
     assert "--labels=airflow-version=" in done.log
     (output,) = tmp_path.glob("20??-??-??")
     np.testing.assert_array_equal(read_volume(output), read_volume(tmp_path / "plain"))
+
+
+def test_a_local_run_of_steps_does_and_verifies_all_of_them(airflow, volume, tmp_path):
+    model = {"normalize": {"levels": str(tmp_path / "levels.json")}}
+    steps = {
+        "levels": "levels in --to levels.json",
+        "map": job_values(volume, tmp_path / "map", model=model),
+        "coarse": "pyramid map --num-scales 1 --method mean",
+    }
+    file = tmp_path / "steps.yaml"
+    file.write_text(yaml.safe_dump({"steps": steps}, sort_keys=False))
+
+    done = airflow.test("beam_inference_local", {"job": str(file), "deep": True})
+
+    assert done.code == 0, done.log
+    assert done.states == {"run": "success", "verify": "success"}
+    assert "3 of 3 steps complete" in done.log
 
 
 def test_a_local_run_with_a_corrupt_block_fails_at_the_verification(airflow, volume, tmp_path):

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import yaml
 from airflow_home import DATAFLOW_FIELDS, Airflow, free_port, google, pipeline_of, receipts_in
 from fakes.dataflow import CANCELLED, DONE, DataflowStandIn
 from helpers import job_values, toy, write_job, write_volume
@@ -24,7 +25,7 @@ class Deployment:
 
     COMPONENTS = ("dag-processor", "triggerer --skip-serve-logs", "scheduler --skip-serve-logs")
 
-    def __init__(self, home, environment):
+    def __init__(self, home, environment, **settings):
         port = free_port()
         self.url = f"http://localhost:{port}"
         self.airflow = Airflow(
@@ -44,6 +45,7 @@ class Deployment:
                     f"BEAM_INFERENCE_{name.upper()}": value
                     for name, value in DATAFLOW_FIELDS.items()
                 },
+                **settings,
             },
         )
         self.commands = [
@@ -108,7 +110,7 @@ class Deployment:
 
     def ask_once(self, method, path, body):
         headers = {"Authorization": f"Bearer {self.token()}", "Content-Type": "application/json"}
-        url = f"{self.url}/api/v2/dags/{path}"
+        url = f"{self.url}/api/v2/{path}"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers, method=method)
         try:
             with urllib.request.urlopen(request) as answer:
@@ -119,7 +121,7 @@ class Deployment:
     def trigger(self, run_id, dag_id=DATAFLOW, **fields):
         return self.ask(
             "POST",
-            f"{dag_id}/dagRuns",
+            f"dags/{dag_id}/dagRuns",
             {"dag_run_id": run_id, "logical_date": None, "conf": fields},
         )
 
@@ -135,12 +137,12 @@ class Deployment:
             "only_failed": False,
         }
         status, answer = self.ask(
-            "POST", f"{dag_id}/clearTaskInstances", {"dry_run": False, **tasks}
+            "POST", f"dags/{dag_id}/clearTaskInstances", {"dry_run": False, **tasks}
         )
         assert status == 200, answer
 
     def mark_failed(self, run_id, dag_id=DATAFLOW):
-        path = f"{dag_id}/dagRuns/{run_id}/taskInstances/run"
+        path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/run"
         status, answer = self.ask("PATCH", path, {"new_state": "failed"})
         assert status == 200, answer
 
@@ -282,3 +284,49 @@ def test_the_api_refuses_a_form_that_is_wrong(deployment):
     status, answer = deployment.trigger("wrong", roi="everything")
     assert status == 400
     assert "roi" in str(answer)
+
+
+ASSET = "x://bucket/tissue"
+
+
+@pytest.fixture(scope="module")
+def scheduled(gcs, tmp_path_factory):
+    """An Airflow whose scheduler starts runs: a DAG for each row, by the clock and by an asset."""
+    folder = tmp_path_factory.mktemp("rows")
+    array = np.random.default_rng(0).integers(1, 256, (16, 32, 32), dtype=np.uint8)
+    write_volume(folder / "in", array)
+    jobs = {
+        name: str(write_job(folder / f"{name}.yaml", job_values(folder / "in", folder / name)))
+        for name in ("minute", "tissue")
+    }
+    rows = {
+        "minute": {"schedule": "* * * * *", "job": jobs["minute"]},
+        "tissue": {"assets": [ASSET], "job": jobs["tissue"]},
+    }
+    (folder / "jobs.yaml").write_text(yaml.safe_dump(rows))
+    made = Deployment(
+        tmp_path_factory.mktemp("scheduled") / "home",
+        google(gcs),
+        AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE="True",
+        BEAM_INFERENCE_DATAFLOW_SCHEDULE="",
+        BEAM_INFERENCE_JOBS=str(folder / "jobs.yaml"),
+    )
+    with made as running:
+        yield running, folder
+
+
+@pytest.mark.timeout(300)
+def test_the_schedulers_tick_and_an_assets_event_start_runs_of_rows(scheduled):
+    deployment, folder = scheduled
+    deployment.wait(
+        "a run by the clock",
+        lambda: "success" in deployment.runs("scheduled__").values(),
+        timeout=180,
+    )
+    assert receipts_in(folder / "minute") == 1
+    assert deployment.runs("asset_triggered__") == {}
+    ((asset,),) = deployment.airflow.query("SELECT id FROM asset WHERE uri = ?", ASSET)
+    status, answer = deployment.ask("POST", "assets/events", {"asset_id": asset})
+    assert status == 200, answer
+    deployment.wait_for("asset_triggered__", "success")
+    assert receipts_in(folder / "tissue") == 1

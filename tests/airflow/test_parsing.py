@@ -112,3 +112,23 @@ def test_without_an_interpreter_the_dags_say_what_to_set(airflow):
         "BEAM_INFERENCE_PYTHON is not set. Expected: the python of" in error
         for error in errors.values()
     )
+
+
+ROWS = """
+em: {schedule: "@daily", job: /data/em.yaml}
+cloud: {dag: dataflow, assets: ["x://bucket/in"], job: gs://b/job.yaml, region: europe-west4,
+  template: gs://b/t.json, sdk_container_image: "host/image:1"}
+"""
+
+
+def test_each_row_is_a_dag(airflow, tmp_path):
+    (tmp_path / "jobs.yaml").write_text(ROWS)
+    file = {"BEAM_INFERENCE_JOBS": str(tmp_path / "jobs.yaml")}
+    for rows in (file, {"AIRFLOW_VAR_BEAM_INFERENCE_JOBS": ROWS}):
+        found = parse(airflow, [("beam_inference_em", {})], **rows)
+        assert found["errors"] == {}
+        names = ("cloud", "dataflow", "em", "local")
+        assert found["dags"] == [f"beam_inference_{name}" for name in names]
+        assert found["answers"] == [None]
+    (tmp_path / "jobs.yaml").write_text("em: {jobs: x}")
+    assert "jobs: no field of the form" in str(parse(airflow, **file)["errors"])

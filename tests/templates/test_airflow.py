@@ -43,8 +43,13 @@ NOT_IN_THE_FORMS = {
 class Shell:
     """Stands for every class of Airflow: it keeps what it was made with."""
 
-    def __init__(self, *_, **keywords):
+    def __init__(self, *words, **keywords):
+        self.words = words
         self.keywords = keywords
+
+    @staticmethod
+    def get(_key, default=None):
+        return default
 
     def __enter__(self):
         return self
@@ -217,3 +222,47 @@ def test_a_job_file_of_steps_is_run_and_verified(dags, tmp_path, monkeypatch):
     flags = [f"--{name}={value}" for name, value in dags.local.flags(run).items()]
     assert run_with_flags(["--runner=DirectRunner", "--labels=airflow-version=v3", *flags]) == 0
     assert main(verify[3:]) == 0
+
+
+ROWS = """
+em: {schedule: "@daily", job: "/data/{{ ds }}.yaml", deep: true}
+tissue: {assets: [x://bucket/tissue], job: /data/tissue.yaml}
+cloud: {dag: dataflow, job: gs://bucket/job.yaml, region: europe-west4}
+"""
+
+
+def test_each_row_is_a_dag_whose_form_it_presets(dags, tmp_path, monkeypatch):
+    (tmp_path / "jobs.yaml").write_text(ROWS)
+    monkeypatch.setenv("BEAM_INFERENCE_JOBS", str(tmp_path / "jobs.yaml"))
+    daily, tissue = dags.common.scheduled_jobs("local", dags.local.form_fields())
+    assert (daily.dag_id, daily.schedule) == ("beam_inference_em", "@daily")
+    (asset,) = tissue.schedule
+    assert asset.words == ("x://bucket/tissue",)
+    params = dags.local.make_dag(daily).keywords["params"]
+    assert params["job"].keywords["default"] == "/data/{{ ds }}.yaml"
+    assert params["deep"].keywords["default"] is True
+    assert params["runner"].keywords["default"] == "DirectRunner"
+    (cloud,) = dags.common.scheduled_jobs("dataflow", dags.dataflow.form_fields())
+    assert cloud.schedule is None
+    params = dags.dataflow.make_dag(cloud).keywords["params"]
+    assert params["region"].keywords["default"] == "europe-west4"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("[em]", "expected rows by names"),
+        ("em: /data/em.yaml", "expected rows by names"),
+        ("a b: {job: x}", "a name has letters"),
+        ("em: {dag: flink}", "expected local or dataflow"),
+        ("local: {job: x}", "choose another"),
+        ("em: {assets: 'x://y'}", "expected a list of URIs"),
+        ("em: {jobs: x}", "jobs: no field of the form; expected dag, schedule, assets, job"),
+        ("em: {schedule: '@daily', assets: [x://y]}", "remove one"),
+    ],
+)
+def test_rows_that_say_nothing_sensible_are_refused(dags, tmp_path, monkeypatch, rows, message):
+    (tmp_path / "jobs.yaml").write_text(rows)
+    monkeypatch.setenv("BEAM_INFERENCE_JOBS", str(tmp_path / "jobs.yaml"))
+    with pytest.raises(ValueError, match=message):
+        dags.common.scheduled_jobs("local", dags.local.form_fields())
