@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import posixpath
 import re
 import threading
 import weakref
@@ -172,7 +173,7 @@ def _dataset_source(path: str, name: str) -> Hdf5Source | None:
         check_voxels_are_near(open_file, path, dataset)
         axes = _axes(f"{path}:{name}", dataset)
         info = _info(f"{path}:{name}", dataset, axes)
-        if _BIGDATAVIEWER.fullmatch(name) and dataset.dtype == np.int16:
+        if _BIGDATAVIEWER.fullmatch(posixpath.normpath(name)) and dataset.dtype == np.int16:
             note = "its int16 are BigDataViewer's, which stand for uint16, and are read as such"
             info = replace(info, dtype="uint16", notes=(*info.notes, note))
         check_block_memory(f"{path}:{name}", info.grain, info.itemsize)

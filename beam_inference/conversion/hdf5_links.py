@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from beam_inference.conversion.named_files import file_beside
 from beam_inference.conversion.protocol import import_library
 from beam_inference.errors import VolumeError
@@ -119,11 +121,11 @@ def check_voxels_are_near(open_file: OpenFile, path: str, dataset: Any) -> None:
             )
         with open_file(other) as file:
             part = file[place.name]
-            if part.dtype != dataset.dtype:
+            if not np.can_cast(part.dtype, dataset.dtype, "safe"):
                 raise VolumeError(
                     f"{path}:{dataset.name} has {dataset.dtype} values, and is put together from "
                     f"{other}:{source.dset_name}, which has {part.dtype} ones: HDF5 would cut them "
-                    "off. Make it of one dtype."
+                    "off. Make it of a dtype that holds them."
                 )
             if part.external or part.is_virtual:
                 raise VolumeError(

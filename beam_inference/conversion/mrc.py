@@ -127,7 +127,7 @@ def create_mrc(path: str, spec: FileSpec) -> RawLayout:
     mrcfile = import_library("mrcfile", "MRC")
     if not all(-(2**31) <= n < 2**31 for n in spec.bounds.start):
         raise VolumeError(
-            f"{path}: MRC keeps an offset in 32 bits, which do not hold {list(spec.bounds.start)} "
+            f"MRC keeps an offset in 32 bits, which do not hold {list(spec.bounds.start)} "
             "(z, y, x). Write another format, or --drop offset."
         )
     mode = mrcfile.utils.mode_from_dtype(np.dtype(spec.dtype))

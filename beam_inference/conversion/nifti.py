@@ -151,7 +151,7 @@ def _placement(header: Any) -> Placement:
     return replace(placement, notes=placement.notes + notes)
 
 
-def _check_place(path: str, affine: AnyArray, spec: FileSpec) -> None:
+def _check_place(affine: AnyArray, spec: FileSpec) -> None:
     """Refuse a voxel size or an offset that is another one in the numbers of 32 bits of the format.
 
     Raises:
@@ -163,7 +163,7 @@ def _check_place(path: str, affine: AnyArray, spec: FileSpec) -> None:
         stored = voxel_offset(tuple(affine[:3, 3][::-1]), tuple(spacings[::-1]))
     if stored != spec.bounds.start:
         raise VolumeError(
-            f"{path}: NIfTI keeps positions in 32 bits, which do not hold the offset "
+            f"NIfTI keeps positions in 32 bits, which do not hold the offset "
             f"{list(spec.bounds.start)} (z, y, x) at this voxel size. Write another format, or "
             "--drop offset."
         )
@@ -199,7 +199,7 @@ def create_nifti(path: str, spec: FileSpec) -> RawLayout:
         header.set_xyzt_units(unit, "unknown")
         affine = np.diag([*sizes, 1.0])
         affine[:3, 3] = [n * size for n, size in zip(xyz(spec.bounds.start), sizes, strict=True)]
-        _check_place(path, affine.astype(np.float32), spec)
+        _check_place(affine.astype(np.float32), spec)
         header.set_sform(affine, 1)
         header.set_qform(affine, 1)
     header.set_slope_inter(1, 0)
