@@ -32,11 +32,28 @@ def stated_extent(content: bytes) -> Extent | None:
         return Extent(height, width)
     if content.startswith(b"\xff\xd8"):
         return _jpeg_extent(content)
-    start = content.find(_JPEG2000)
-    if 0 <= start <= len(content) - 24:
+    start = _code_stream(content)
+    if content[start : start + len(_JPEG2000)] == _JPEG2000 and start + 24 <= len(content):
         right, bottom, left, top = struct.unpack_from(">4I", content, start + 8)
         return Extent(bottom - top, right - left)
     return None
+
+
+def _code_stream(content: bytes) -> int:
+    """Where the code stream of a JPEG 2000 begins: at once, or in a box of a file."""
+    place = 0
+    if content[4:8] != b"jP  ":
+        return place
+    while place + 16 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, place)
+        header = 8
+        if length == 1:  # a longer one follows
+            (length,) = struct.unpack_from(">Q", content, place + 8)
+            header = 16
+        if kind == b"jp2c":
+            return place + header
+        place += max(length, header)
+    return len(content)
 
 
 def _jpeg_extent(content: bytes) -> Extent | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
+import zlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,14 @@ from beam_inference.conversion.protocol import (
     Voxels,
     header_errors,
     import_library,
+    orientation_notes,
 )
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 
 _CHANNELS = {"L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1}
 _GREY = 0
+_ORIENTATION = 274  # of EXIF
 
 PNG_CHANNELS = {"uint8": (1, 2, 3, 4), "uint16": (1,)}
 """Numbers of channels that a PNG may have, by dtype."""
@@ -49,6 +55,10 @@ def read_picture_header(path: str) -> SliceHeader:
         mode = image.mode
         is_png = image.format == "PNG"
         frames = getattr(image, "n_frames", 1)
+        stated = _pillow().Exif()
+        stated.load(image.info.get("exif", b""))  # getexif() would decode the picture
+        orientation = stated.get(_ORIENTATION, 1)
+        palette = bytes(image.getpalette("RGBA") or ()) if mode == "P" else b""
     if frames != 1:
         raise VolumeError(
             f"{path} holds {frames} pictures; expected one, of a slice. Save each as a file."
@@ -65,7 +75,8 @@ def read_picture_header(path: str) -> SliceHeader:
         width=width,
         dtype="uint16" if is_deep else "uint8",
         grain=(1, height, width),
-        notes=(COLOURS_LOST,) if mode == "P" else (),
+        notes=((COLOURS_LOST,) if palette else ()) + orientation_notes(orientation),
+        colours=hashlib.sha256(palette).hexdigest() if palette else "",
     )
 
 
@@ -96,6 +107,8 @@ def read_picture(path: str, box: BoundingBox) -> Voxels:
     try:
         _, top, left = box.start
         _, bottom, right = box.stop
+        status = Path(path).stat()
+        _check_rows(path, status.st_size, status.st_mtime_ns)
         with _open(path) as image:
             array = np.asarray(image.crop((left, top, right, bottom)))
     except Exception as error:  # the decoders have errors of their own
@@ -103,6 +116,59 @@ def read_picture(path: str, box: BoundingBox) -> Voxels:
     if array.ndim == 2:
         array = array[..., np.newaxis]
     return np.moveaxis(array, -1, 0)[:, np.newaxis]
+
+
+@lru_cache(maxsize=10_000)
+def _check_rows(path: str, _size: int, _modified_ns: int) -> None:
+    """Refuse a PNG with fewer rows than its header states: Pillow would leave them black.
+
+    Raises:
+        ValueError: it has fewer.
+    """
+    with Path(path).open("rb") as file:
+        if file.read(8) != b"\x89PNG\r\n\x1a\n":
+            return
+        expected = 0
+        found = 0
+        unpacked = zlib.decompressobj()
+        while len(head := file.read(8)) == 8:
+            length, kind = struct.unpack(">I4s", head)
+            content = file.read(length)
+            file.seek(4, 1)  # its checksum
+            if kind == b"IHDR":
+                expected = _bytes_of_rows(content)
+            while kind == b"IDAT" and content and not unpacked.eof:
+                found += len(unpacked.decompress(content, _AT_A_TIME))
+                content = unpacked.unconsumed_tail
+    if found < expected:
+        raise ValueError(f"it holds {found:,} bytes of rows, and its header requires {expected:,}")
+
+
+_AT_A_TIME = 2**24
+
+
+def _bytes_of_rows(header: bytes) -> int:
+    """Bytes of a PNG's rows, each behind the byte of its filter, once they are unpacked."""
+    width, height, bits, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    bits *= {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colour, 1)
+    total = 0
+    for x, y, step_x, step_y in _PASSES if interlaced else [(0, 0, 1, 1)]:
+        columns = max(0, -(-(width - x) // step_x))
+        rows = max(0, -(-(height - y) // step_y))
+        total += rows * (1 + -(-columns * bits // 8)) if columns else 0
+    return total
+
+
+_PASSES = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
+"""First column and row, and the steps from one to the next, of the passes of an interlaced PNG."""
 
 
 def write_png(path: Path, array: Voxels) -> None:

@@ -95,6 +95,7 @@ class SliceHeader:
         dtype: name of the dtype.
         grain: as in :class:`SourceInfo`.
         notes: what its values mean where they are no grey values as they stand.
+        colours: a hash of its table of colours; empty where it has none.
     """
 
     channels: int
@@ -103,6 +104,14 @@ class SliceHeader:
     dtype: str
     grain: Zyx
     notes: tuple[str, ...] = ()
+    colours: str = ""
+
+
+def orientation_notes(orientation: int) -> tuple[str, ...]:
+    """A note on a picture that is to be shown turned or mirrored; 1 is as it is stored."""
+    if orientation == 1:
+        return ()
+    return (f"it is to be shown turned (orientation {orientation}), and is read as stored",)
 
 
 COLOURS_LOST = "its table of colours is not kept, its values are"

@@ -185,6 +185,7 @@ def _common_header(paths: Sequence[str]) -> SliceHeader:
             f"{count} such as {Path(first[header]).name}: {header.height} × {header.width} (y, x), "
             f"channels: {header.channels}, {header.dtype}"
             f"{''.join(f', {note}' for note in header.notes)}"
+            f"{f' (table {header.colours[:8]})' if header.colours else ''}"
             for header, count in counts.most_common(_MOST_IN_MESSAGE)
         ]
         raise VolumeError(

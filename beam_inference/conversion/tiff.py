@@ -6,6 +6,7 @@ a box touches are decoded.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import lzma
 import math
@@ -38,6 +39,7 @@ from beam_inference.conversion.protocol import (
     header_errors,
     import_library,
     number_dtype,
+    orientation_notes,
     stated_voxel_size,
 )
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_not_cut, file_identity
@@ -49,6 +51,8 @@ from beam_inference.volumes.block_memory import check_block_memory
 
 _PALETTE = 3
 _WHITE_IS_ZERO = 0
+_BLACK_IS_ZERO = 1
+_RGB = 2
 _ORIENTATION = 274
 _SEPARATE = 2
 _CHANNEL_AXES = "CS"
@@ -106,6 +110,9 @@ _STORED_AS = (
     "tilewidth",
 )
 """What tifffile takes from the first page, for all of an image."""
+
+_PICTURES = _JPEG | {33003, 33004, 33005, 34712, 34933}
+"""Compressions by which a strip is a picture: JPEG, JPEG 2000, PNG."""
 
 OME_DTYPES = frozenset(
     {"uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"}
@@ -251,10 +258,10 @@ def _meaning_notes(page: Any) -> tuple[str, ...]:
         notes.append(COLOURS_LOST)
     if page.photometric == _WHITE_IS_ZERO:
         notes.append("its values are as stored, of which 0 is white")
+    elif page.photometric not in (_PALETTE, _BLACK_IS_ZERO, _RGB):
+        notes.append(f"its values are those of the colour space {page.photometric!s}")
     orientation = page.tags.valueof(_ORIENTATION, default=1)
-    if orientation != 1:
-        notes.append(f"it is to be shown turned (orientation {orientation}), and is read as stored")
-    return tuple(notes)
+    return (*notes, *orientation_notes(orientation))
 
 
 def _pixel_nm(page: Any, tiff: Any) -> tuple[float, float] | None:
@@ -649,7 +656,7 @@ def _check_unpacked_size(page: Any, data: bytes) -> None:
         ValueError: it does.
     """
     length, width = _segment_shape(page)
-    extent = stated_extent(data)
+    extent = stated_extent(data) if page.compression in _PICTURES else None
     if extent is not None and (extent.height > length or extent.width > width):
         raise ValueError(
             f"a strip or tile of {length} × {width} holds a picture of {extent.height} × "
@@ -755,6 +762,7 @@ def read_tiff_slice_header(path: str) -> SliceHeader:
         if page.is_final and page.dataoffsets[0] + page.nbytes > Path(path).stat().st_size:
             raise VolumeError(f"{path} was cut off: copy it again")
         check_shape(path, _page_shape(page))
+        has_table = page.photometric == _PALETTE and page.colormap is not None
         return SliceHeader(
             channels=int(page.samplesperpixel),
             height=int(page.imagelength),
@@ -762,6 +770,7 @@ def read_tiff_slice_header(path: str) -> SliceHeader:
             dtype=number_dtype(page.dtype, path),
             grain=page_grain(page),
             notes=_meaning_notes(page),
+            colours=hashlib.sha256(page.colormap.tobytes()).hexdigest() if has_table else "",
         )
 
 

@@ -29,6 +29,9 @@ _ENTRY_BYTES = 16
 _BLOCK_BYTES = 24
 """Of a block, in a list that is unpacked."""
 
+_MOST_BYTES = 3 * 2**23
+"""Bytes of an index, or of a list, that are looked at: a million blocks and more."""
+
 _GZIP = 16 + zlib.MAX_WBITS
 
 
@@ -51,39 +54,38 @@ def _find_faults(path: Path, sharding: Sharding, size: int) -> Iterator[str]:
     """What is wrong; nothing of lists that TensorStore cannot read, which it says itself."""
     number = int(path.name.partition(".")[0], 16)
     first = _ENTRY_BYTES * sharding.minishards
+    if first > _MOST_BYTES:
+        yield f"is a shard with an index of {first:,} bytes, more than {_MOST_BYTES:,}"
     if number >= sharding.shards:
         yield f"is a shard of a number that its metadata, with {sharding.shards} shards, know not"
     if size < first:
         return
-    listed = 0
-    has_blank = False
+    extents = [np.empty((0, 2), np.int64)]
     with path.open("rb") as file:
         index = np.frombuffer(file.read(first), "<u8").reshape(-1, 2)
-        for minishard, (start, stop) in enumerate(index.tolist()):
-            if start == stop:
-                has_blank = True
-                continue
+        for minishard in np.nonzero(index[:, 0] != index[:, 1])[0].tolist():
+            start, stop = index[minishard].tolist()
             if not start < stop <= size - first:
                 yield "is a shard whose index leads beyond its end"
             content = _read_list(file, first + start, stop - start, sharding)
             if content is None or len(content) % _BLOCK_BYTES:
                 return
-            if len(content) > _BLOCK_BYTES * sharding.most_listed:
+            if len(content) > min(_BLOCK_BYTES * sharding.most_listed, _MOST_BYTES - 1):
                 yield "is a shard that lists more blocks in one place than its metadata have there"
-            gaps, _, lengths = np.frombuffer(content, "<u8").reshape(3, -1)
-            numbers = np.cumsum(gaps, dtype=np.uint64)
+            steps, gaps, lengths = np.frombuffer(content, "<u8").reshape(3, -1)
+            numbers = np.cumsum(steps, dtype=np.uint64)
             yield from _faults_of_numbers(numbers, number, minishard, sharding)
-            listed += stop - start + int(lengths.sum(dtype=np.uint64))
-    if has_blank and listed < size - first:
-        yield (
-            f"is a shard of which {size - first - listed} bytes belong to no block that it lists: "
-            "a list of blocks is lost"
-        )
+            stops = np.cumsum(gaps + lengths, dtype=np.uint64).astype(np.int64)
+            extents += [
+                np.array([[start, stop]]),
+                np.stack([stops - lengths.astype(np.int64), stops], axis=1),
+            ]
+    yield from _faults_of_extents(np.concatenate(extents), size - first)
 
 
 def _read_list(file: IO[bytes], start: int, length: int, sharding: Sharding) -> bytes | None:
     """A list of blocks, or more of it than there can be; None if it cannot be unpacked."""
-    most = _BLOCK_BYTES * (sharding.most_listed + 1)
+    most = min(_BLOCK_BYTES * (sharding.most_listed + 1), _MOST_BYTES)
     file.seek(start)
     if not sharding.is_index_packed:
         return file.read(min(length, most))
@@ -106,6 +108,26 @@ def _faults_of_numbers(
         yield (
             "is a shard that lists blocks which, by the metadata of the volume, belong elsewhere: "
             "its sharding is not that with which it was written"
+        )
+
+
+def _faults_of_extents(extents: NDArray[np.int64], size: int) -> Iterator[str]:
+    """What is wrong with where blocks and lists begin and end, behind the index of a shard.
+
+    They fill it up, and lie apart, but for blocks that are one.
+    """
+    kept = np.unique(extents[extents[:, 0] != extents[:, 1]], axis=0)
+    starts = kept[:, 0]
+    stops = kept[:, 1]
+    if (starts < 0).any() or (stops > size).any() or (starts > stops).any():
+        yield "is a shard that lists blocks beyond its end"
+    if (starts[1:] < stops[:-1]).any():
+        yield "is a shard in which blocks that it lists overlap"
+    missing = size - int((stops - starts).sum())
+    if missing:
+        yield (
+            f"is a shard of which {missing} bytes belong to no block that it lists: a list of "
+            "blocks is damaged, or lost"
         )
 
 

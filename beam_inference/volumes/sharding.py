@@ -77,13 +77,17 @@ class Sharding:
         return 1 << self.minishard_bits
 
     @property
+    def number_bits(self) -> int:
+        """Bits of the numbers of blocks."""
+        return sum((count - 1).bit_length() for count in self.blocks)
+
+    @property
     def most_listed(self) -> int:
         """Number of blocks in a list, at most."""
         total = self.blocks[0] * self.blocks[1] * self.blocks[2]
         if self.is_hashed:
             return total
-        all_bits = sum((count - 1).bit_length() for count in self.blocks)
-        unused = all_bits - self.minishard_bits - self.shard_bits
+        unused = self.number_bits - self.minishard_bits - self.shard_bits
         return min(total, 1 << max(self.preshift_bits, unused))
 
     def name(self, shard: int) -> str:
@@ -241,9 +245,10 @@ def shards_in(scale: Json, box: BoundingBox) -> Iterator[tuple[str, BoundingBox]
 
 
 def shard_keys(scale: Json, box: BoundingBox) -> Iterator[str]:
-    """Keys of the shards that a box touches, also where numbers of blocks are hashed."""
+    """Keys of the shards that a box touches, whether or not numbers of blocks are hashed."""
     sharding = Sharding.of(scale)
-    if not sharding.is_hashed:
+    bits = sharding.preshift_bits + sharding.minishard_bits + sharding.shard_bits
+    if not sharding.is_hashed and sharding.number_bits <= bits:
         yield from (key for key, _ in shards_in(scale, box))
         return
     numbers = np.array([number for number, _ in numbered_blocks(scale, box)], np.uint64)

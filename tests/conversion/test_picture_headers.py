@@ -42,3 +42,14 @@ def test_anything_else_has_none():
     assert stated_extent(b"") is None
     assert stated_extent(b"\xff\xd8" + b"\xff\xe0\0\0" * 10) is None
     assert stated_extent(bytes(100)) is None
+
+
+def test_a_code_stream_is_found_by_its_box():
+    signature = b"\0\0\0\x0cjP  \r\n\x87\n"
+    size = b"\xff\x4f\xff\x51" + bytes(4)
+    decoy = size + bytes(4 * 4)
+    box = (len(decoy) + 8).to_bytes(4, "big") + b"uuid" + decoy
+    stream = size + (9).to_bytes(4, "big") + (7).to_bytes(4, "big") + bytes(16)
+    content = signature + box + bytes(4) + b"jp2c" + stream
+    assert stated_extent(content) == Extent(7, 9)
+    assert stated_extent(signature + box) is None

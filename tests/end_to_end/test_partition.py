@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import toy_networks
 from helpers import job_values, read_volume, toy, write_job, write_volume
 
 from beam_inference import predict
@@ -103,9 +105,8 @@ def test_a_killed_member_costs_a_chunk_and_no_output(tmp_path, source):
     path = job(tmp_path, source, "killed", **keys)
     assert main(["run", str(job(tmp_path, source, "whole", **keys))]) == 0
     code, said, log = run_and_kill_a_member([str(path)], tmp_path / "killed", None)
-    assert code == 1, log  # the local runner tries no chunk again
-    assert "member 1 of 2 was lost (exit code -9)" in said, said
-    assert main(["run", str(path)]) == 0
+    assert code == 0, said + log
+    assert "member 1 of 2 was lost (exit code -9)" in log
     assert np.array_equal(read_volume(tmp_path / "killed"), read_volume(tmp_path / "whole"))
 
 
@@ -114,16 +115,18 @@ def test_a_killed_member_costs_a_chunk_and_no_output(tmp_path, source):
 def test_each_dask_worker_leads_a_mesh_and_a_lost_member_costs_no_launch(tmp_path, dask_cluster):
     source = tmp_path / "in"
     write_volume(source, np.random.default_rng(4).integers(0, 255, (16, 60, 60), np.uint8))
-    assert main(["run", str(job(tmp_path, source, "plain"))]) == 0
+    bound = "--set=model.prediction_bound=4"  # no trial here could tell
+    assert main(["run", str(job(tmp_path, source, "plain")), bound]) == 0
     path = job(tmp_path, source, "divided", partition=[1, 1, 2])
-    bound = "--set=model.prediction_bound=1024"  # no trial here could tell
+    torch.save(toy_networks.residual_unet().state_dict(), tmp_path / "weights.pt")
+    keys = [bound, f"--set=model.weights={tmp_path}/weights.pt"]
     file = dask_cluster[-1].partition("=")[2]
     found = subprocess.run(
         ["pgrep", "-f", f"dask worker.*{file}"], capture_output=True, text=True, check=True
     )
     leaders = int(found.stdout.split()[0])
     code, said, log = run_and_kill_a_member(
-        [str(path), bound, *dask_cluster], tmp_path / "divided", leaders
+        [str(path), *keys, *dask_cluster], tmp_path / "divided", leaders
     )
     assert code == 0, said + log
     expected = read_volume(tmp_path / "plain")

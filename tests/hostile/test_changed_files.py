@@ -339,3 +339,40 @@ def test_a_slice_of_tiff_that_means_other_than_its_neighbours(
     assert told in message
     np.testing.assert_array_equal(converted(tmp_path / "s1.tif", tmp_path / "a.npy")[0], ARRAY[1])
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["orientation", "palette"])
+def test_a_picture_that_means_other_than_its_neighbours(tmp_path, refused, kind):
+    plane = Image.fromarray((ARRAY[0] >> 8).astype(np.uint8))
+    for z in range(3):
+        if kind == "orientation":
+            exif = Image.Exif()
+            exif[274] = 6 if z == 1 else 1
+            plane.save(tmp_path / f"s{z}.png", exif=exif)
+        else:
+            table = plane.convert("P")
+            table.putpalette([(value * (z + 1)) % 256 for value in range(768)])
+            table.save(tmp_path / f"s{z}.png")
+    told = refused(["convert", f"{tmp_path}/*.png", tmp_path / "a.npy", *COMMAND])
+    assert "the slices differ" in told
+    assert ("orientation 6" if kind == "orientation" else "(table ") in told
+
+
+def test_a_png_of_fewer_rows_than_its_header_says(tmp_path, capsys):
+    Image.fromarray(ARRAY[0]).save(tmp_path / "s.png")
+    content = (tmp_path / "s.png").read_bytes()
+    place = content.index(b"IDAT")
+    (length,) = struct.unpack_from(">I", content, place - 4)
+    rows = zlib.decompress(content[place + 4 : place + 4 + length])
+    short = b"IDAT" + zlib.compress(rows[: len(rows) // 2])
+    chunk = struct.pack(">I", len(short) - 4) + short + struct.pack(">I", zlib.crc32(short))
+    (tmp_path / "s.png").write_bytes(content[: place - 4] + chunk + content[place + length + 8 :])
+    assert main(["convert", str(tmp_path / "s.png"), f"{tmp_path}/a.npy", *COMMAND]) == 1
+    assert "bytes of rows, and its header requires 119" in capsys.readouterr().err
+
+
+def test_bytes_that_look_like_a_picture_are_voxels(tmp_path):
+    plane = np.zeros((16, 16), np.uint8)
+    plane[3, :4] = [0xFF, 0x4F, 0xFF, 0x51]
+    tifffile.imwrite(tmp_path / "a.tif", plane, tile=(16, 16), compression="zlib")
+    np.testing.assert_array_equal(converted(tmp_path / "a.tif", tmp_path / "a.npy")[0], plane)

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_inference.errors import PermanentReadError, VolumeError
+from beam_inference.geometry import zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.sharding import Sharding
 
@@ -76,6 +78,8 @@ def test_sound_shards_are_read_and_metadata_of_others_are_noticed(tmp_path, hash
         ("index", lambda old: old[:8] + struct.pack("<Q", 2**40) + old[16:], "beyond its end"),
         ("index", lambda old: old[16:] + old[:16], "belong elsewhere"),
         ("list", lambda old: struct.pack("<Q", 64) + old[8:], "by its metadata, has not"),
+        ("list", lambda old: _moved(old, 8), "overlap|beyond its end"),
+        ("list", lambda old: _moved(old, -8), "overlap|beyond its end"),
     ],
 )
 def test_a_list_that_was_damaged_is_noticed(tmp_path, place, change, message):
@@ -86,6 +90,26 @@ def test_a_list_that_was_damaged_is_noticed(tmp_path, place, change, message):
     where = slice(0, 32) if place == "index" else slice(32 + start, 32 + stop)
     shard.write_bytes(content[: where.start] + change(content[where]) + content[where.stop :])
     with pytest.raises(VolumeError, match=message):
+        read(tmp_path)
+
+
+def _moved(blocks, by):
+    """A list of blocks of which the second, and all behind it, begin elsewhere."""
+    place = len(blocks) // 3 + 8
+    (gap,) = struct.unpack_from("<Q", blocks, place)
+    return blocks[:place] + struct.pack("<Q", (gap + by) % 2**64) + blocks[place + 8 :]
+
+
+def test_a_block_that_its_list_lost_is_noticed(tmp_path):
+    write(tmp_path, minishard_index_encoding="raw", data_encoding="raw")
+    shard = tmp_path / "s0" / "0.shard"
+    content = shard.read_bytes()
+    start, stop = struct.unpack_from("<QQ", content)
+    rows = np.frombuffer(content[32 + start : 32 + stop], "<u8").reshape(3, -1)
+    shorter = rows[:, :-1].tobytes()
+    index = struct.pack("<QQ", len(content) - 32, len(content) - 32 + len(shorter))
+    shard.write_bytes(index + content[16:] + shorter)
+    with pytest.raises(VolumeError, match="belong to no block that it lists"):
         read(tmp_path)
 
 
@@ -124,3 +148,27 @@ def test_places_of_all_blocks(blocks, bits, is_hashed):
         lists = shards << np.uint64(bits[1]) | minishards
         _, counts = np.unique(lists[sharding.are_blocks(numbers)], return_counts=True)
         assert counts.max() <= sharding.most_listed
+
+
+def test_every_shard_is_looked_at_where_there_are_fewer_bits_than_blocks(tmp_path):
+    write(tmp_path, preshift_bits=0, minishard_bits=0, shard_bits=1)
+    np.testing.assert_array_equal(read(tmp_path), ARRAY)
+    volume = open_volume(f"file://{tmp_path}")
+    shard = tmp_path / "s0" / "1.shard"
+    shard.unlink()
+    shard.mkdir()
+    for z, y, x in product((0, 8, 16), (0, 8), (8,)):  # numbers of blocks that are odd
+        start = zyx.add(volume.bounds.start, (z, y, x))
+        with pytest.raises(PermanentReadError, match=r"1\.shard is a folder or the like"):
+            volume.read(BoundingBox(start, zyx.add(start, (1, 1, 1))))
+
+
+def test_an_index_that_no_memory_holds_is_not_read(tmp_path):
+    stated = write(tmp_path)
+    info = json.loads((tmp_path / "info").read_text())
+    info["scales"][0]["sharding"] = stated | {"minishard_bits": 29}
+    (tmp_path / "info").write_text(json.dumps(info))
+    with (tmp_path / "s0" / "0.shard").open("r+b") as file:
+        file.truncate(16 << 29)
+    with pytest.raises(VolumeError, match="is a shard with an index of 8,589,934,592 bytes"):
+        read(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
@@ -30,6 +31,8 @@ from beam_inference.engines.partition.share import name_layers, own_part
 from beam_inference.errors import EngineError, WorkerFault
 from beam_inference.geometry.shares import box_shape, divide, slices_in
 
+logger = logging.getLogger(__name__)
+
 START_SECONDS = 600.0
 """What members may take to import PyTorch and to load the network."""
 
@@ -42,7 +45,8 @@ def lead_mesh(
 ) -> Callable[[Tensor], Tensor]:
     """The forward pass of a network that a mesh of processes runs, this one among them.
 
-    The mesh is started by the first batch, and again after it was lost.
+    The mesh is started by the first batch. Where a member is lost, it is started again, once for a
+    batch, which is then computed anew.
 
     Args:
         network: this process's own, in evaluation mode on the CPU.
@@ -55,7 +59,7 @@ def lead_mesh(
     """
     teams: list[_Team] = []
 
-    def forward(batch: Tensor) -> Tensor:
+    def run(batch: Tensor) -> Tensor:
         if not teams:
             teams.append(_Team(network, orders, by_value=by_value))
         try:
@@ -65,7 +69,18 @@ def lead_mesh(
             teams.pop().end()
             raise
 
+    def forward(batch: Tensor) -> Tensor:
+        try:
+            return run(batch)
+        except _LostMember as error:
+            logger.warning("%s: the mesh is started again", error)
+        return run(batch)
+
     return forward
+
+
+class _LostMember(WorkerFault):
+    """A member of the mesh has ended."""
 
 
 class _Team:
@@ -120,10 +135,9 @@ class _Team:
             lost = self._lost()
             if lost is None:
                 raise
-            raise WorkerFault(
+            raise _LostMember(
                 f"inference.partition: member {lost} of {len(self._members) + 1} was lost "
-                f"(exit code {self._members[lost - 1].poll()}): {str(error).splitlines()[0]}. "
-                "Its chunk is done again."
+                f"(exit code {self._members[lost - 1].poll()}): {str(error).splitlines()[0]}"
             ) from error
 
     def _run(self, batch: Tensor) -> Tensor:
@@ -136,7 +150,7 @@ class _Team:
         boxes = divide(batch.shape[2:], self._shape).boxes
         parts = [(rank, batch[slices_in(box, whole)]) for rank, box in enumerate(boxes)]
         wait = self._mesh.exchange(parts[1:], [])
-        own = own_part(batch, self._mesh)
+        own = own_part(batch, self._mesh).clone()  # networks may change it: the batch must stay
         precision = self._orders.inference.precision
         part = compute_part(self._network, own, tuple(batch.shape), self._mesh, precision)
         wait()
