@@ -16,7 +16,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.resolved_job import ResolvedJob
-from beam_inference.job.state import STATE_FOLDER, State
+from beam_inference.job.state import State, state_folder_of
 from beam_inference.volumes.conditional_writes import create_key, replace_value
 from beam_inference.volumes.kvstores import PATIENCE_SECONDS, open_kvstore, retry_request
 
@@ -55,7 +55,7 @@ def owner_of(job: ResolvedJob, state_url: str) -> Owner:
         job: the job.
         state_url: URL of its state folder.
     """
-    is_inside = state_url == _folder(job.config.output.path)
+    is_inside = state_url == state_folder_of(job.config.output.path)
     return Owner(
         fingerprint=job.fingerprint,
         roi=job.plan.chunks.roi,
@@ -143,7 +143,7 @@ class _OwnersFile:
     """
 
     def __init__(self, output_url: str, storage: Storage) -> None:
-        self._folder = _folder(output_url)
+        self._folder = state_folder_of(output_url)
         self._storage = storage
         self._store = open_kvstore(self._folder, storage)
         self._generation: bytes | None = None
@@ -208,11 +208,7 @@ def _refuse_conflict(earlier: Sequence[Owner], owner: Owner, output_url: str) ->
             raise StateError(
                 f"{other.roi} of the output {output_url} belongs to another job (fingerprint "
                 f"{other.fingerprint[:12]}, this one {owner.fingerprint[:12]}), whose state is in "
-                f"{other.state_url or _folder(output_url)}; this one would overwrite blocks that "
-                "its receipts list. Use another output.path or roi, or pass --overwrite to take "
-                "the output over and compute every chunk again."
+                f"{other.state_url or state_folder_of(output_url)}; this one would overwrite "
+                "blocks that its receipts list. Use another output.path or roi, or pass "
+                "--overwrite to take the output over and compute every chunk again."
             )
-
-
-def _folder(output_url: str) -> str:
-    return f"{output_url.rstrip('/')}/{STATE_FOLDER}"

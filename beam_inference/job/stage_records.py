@@ -14,7 +14,7 @@ from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job.stage_job import ChunkStage, StageJob
-from beam_inference.job.state import STATE_FOLDER
+from beam_inference.job.state import state_folder_of
 from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
@@ -34,7 +34,7 @@ def stage_job(
     stages: Sequence[ChunkStage],
 ) -> StageJob:
     """A job whose records are in the state folder of the volume at ``target``, a URL."""
-    state_url = f"{target.rstrip('/')}/{STATE_FOLDER}"
+    state_url = state_folder_of(target)
     return StageJob(kind, description, state_url, storage, tuple(stages), uuid.uuid4().hex[:12])
 
 

@@ -76,6 +76,7 @@ from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     TRANSFER_SECONDS,
     delete_folder,
+    local_folder,
     open_kvstore,
     retry_request,
 )
@@ -587,4 +588,20 @@ STATE_FOLDER = "_beam_inference"
 
 def default_state_url(config: JobConfig) -> str:
     """URL of a job's state folder: ``job.state_path``, or the default folder in its output."""
-    return config.job.state_path or f"{config.output.path.rstrip('/')}/{STATE_FOLDER}"
+    return config.job.state_path or state_folder_of(config.output.path)
+
+
+def state_folder_of(output_url: str) -> str:
+    """URL of the default state folder of a volume.
+
+    Raises:
+        StateError: it is a link, by which a stranger's volume could have other folders changed.
+    """
+    url = f"{output_url.rstrip('/')}/{STATE_FOLDER}"
+    folder = local_folder(url)
+    if folder is not None and folder.is_symlink():
+        raise StateError(
+            f"{url} is a link, and what it leads to would be changed: remove it, or name the place "
+            "as job.state_path"
+        )
+    return url

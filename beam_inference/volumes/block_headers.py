@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from beam_inference.config.fields import Json
 
-PNG_HEADER_BYTES = 26
-"""Bytes that a PNG begins with, until its colour type."""
+PNG_HEADER_BYTES = 2**16
+"""Bytes of a PNG in which its voxels must begin."""
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _DEPTH = 24
+_COLOUR = 25
+_CHANNELS_OF_COLOURS = {0: 1, 2: 3, 4: 2, 6: 4}
+"""Channels by PNG's colour type; a palette has none of its own."""
+
 _N5_HEADER = struct.Struct(">HH")
 _N5_EXTENT = struct.Struct(">I")
 _BLOSC_SIZE = struct.Struct("<4xI")
@@ -46,7 +51,8 @@ def header_fault(folder: Path, key: str, stored: Json, itemsize: int) -> str | N
         scale = stored["scale_metadata"]
         if scale["encoding"] != "png" or scale.get("sharding"):
             return None
-        fault = png_fault(_start_of(path, PNG_HEADER_BYTES), itemsize)
+        channels = stored["multiscale_metadata"]["num_channels"]
+        fault = png_fault(_start_of(path, PNG_HEADER_BYTES), itemsize, channels)
         return None if fault is None else f"{path} {fault}"
     start = 0
     fault = None
@@ -69,23 +75,43 @@ def _start_of(path: Path, size: int) -> bytes:
         return b""  # it is absent, or TensorStore says what is wrong
 
 
-def png_fault(start: bytes, itemsize: int) -> str | None:
+def png_fault(start: bytes, itemsize: int, channels: int) -> str | None:
     """What is wrong with a PNG as a block; None if nothing is, or if it is none.
 
     Args:
         start: the first :data:`PNG_HEADER_BYTES` of the file.
         itemsize: bytes of a voxel's value, in the volume.
+        channels: of the volume.
 
     Returns:
         The end of a sentence that begins with the file.
     """
-    if start[: len(_SIGNATURE)] != _SIGNATURE or len(start) < PNG_HEADER_BYTES:
+    if start[: len(_SIGNATURE)] != _SIGNATURE or len(start) <= _COLOUR:
         return None  # TensorStore refuses it
-    if start[12:16] != b"IHDR":
+    names = list(_chunk_names(start))
+    if names[0] != b"IHDR":
         return "is a PNG that does not begin with its header"
-    if start[_DEPTH] != 8 * itemsize:
-        return f"is a PNG of {start[_DEPTH]} bits, in a volume of {8 * itemsize} bits"
+    if b"IDAT" not in names or b"tRNS" in names:
+        return "is a PNG with transparency, or with much before its voxels"
+    bits = start[_DEPTH]
+    found = _CHANNELS_OF_COLOURS.get(start[_COLOUR])
+    if (bits, found) != (8 * itemsize, channels):
+        return (
+            f"is a PNG of {bits} bits and {found or 'coloured'} channels, in a volume of "
+            f"{8 * itemsize} bits and {channels}"
+        )
     return None
+
+
+def _chunk_names(start: bytes) -> Iterator[bytes]:
+    """Names of a PNG's chunks, until its voxels begin."""
+    place = len(_SIGNATURE)
+    while place + 8 <= len(start):
+        length, name = struct.unpack_from(">I4s", start, place)
+        yield name
+        if name == b"IDAT":
+            return
+        place += 12 + length
 
 
 def _n5_fault(header: bytes, key: str, metadata: Json) -> str | None:

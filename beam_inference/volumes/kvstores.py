@@ -211,8 +211,13 @@ def delete_folder(store: KvStore, url: str, folder: str = "") -> None:
     """Delete everything in a folder of a store, such as ``receipts/``; by default all of the store.
 
     Raises:
-        WorkerFault: it cannot be done.
+        WorkerFault: it cannot be done, or a link leads out of the store.
     """
+    if folder and leads_elsewhere(url, folder.rstrip("/")):
+        raise WorkerFault(
+            f"{url}/{folder} may lie outside of {url}, by a link: it is not removed. Remove the "
+            "link yourself, or choose another place."
+        )
     keys = ts.KvStore.KeyRange(folder, folder[:-1] + "0" if folder else "")  # "0" comes after "/"
 
     def delete() -> None:

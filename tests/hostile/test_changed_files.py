@@ -376,3 +376,18 @@ def test_bytes_that_look_like_a_picture_are_voxels(tmp_path):
     plane[3, :4] = [0xFF, 0x4F, 0xFF, 0x51]
     tifffile.imwrite(tmp_path / "a.tif", plane, tile=(16, 16), compression="zlib")
     np.testing.assert_array_equal(converted(tmp_path / "a.tif", tmp_path / "a.npy")[0], plane)
+
+
+@pytest.mark.parametrize("link", ["_beam_inference", "_beam_inference/pyramid"])
+def test_records_are_neither_written_nor_removed_through_a_link(tmp_path, capsys, link):
+    volume = tmp_path / "v"
+    write_volume(volume, (ARRAY >> 8).astype(np.uint8))
+    victim = tmp_path / "victim"
+    (victim / "pyramid").mkdir(parents=True)
+    (victim / "pyramid" / "precious").touch()
+    target = victim if link == "_beam_inference" else victim / "pyramid"
+    (volume / link).parent.mkdir(exist_ok=True)
+    (volume / link).symlink_to(target)
+    assert main(["pyramid", str(volume), "--overwrite", "--num-scales=1"]) in (1, 2)
+    assert "link" in capsys.readouterr().err
+    assert [path.name for path in victim.rglob("*")] == ["pyramid", "precious"]

@@ -179,9 +179,16 @@ def test_a_block_of_n5_that_is_smaller_than_its_place_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-@pytest.mark.parametrize(("volume_bits", "picture_bits"), [(8, 16), (16, 8)])
+@pytest.mark.parametrize(
+    ("volume_bits", "picture_bits", "keys", "message"),
+    [
+        (8, 16, {}, "is a PNG of 16 bits and 1 channels, in a volume of 8 bits"),
+        (16, 8, {}, "is a PNG of 8 bits and 1 channels, in a volume of 16 bits"),
+        (16, 16, {"transparency": 0}, "is a PNG with transparency"),
+    ],
+)
 def test_a_png_of_another_depth_never_reaches_its_decoder(
-    tmp_path, volume_bits, picture_bits, suffix
+    tmp_path, volume_bits, picture_bits, keys, message, suffix
 ):
     info = {
         "@type": "neuroglancer_multiscale_volume",
@@ -202,12 +209,12 @@ def test_a_png_of_another_depth_never_reaches_its_decoder(
     (tmp_path / "s0").mkdir()
     (tmp_path / "info").write_text(json.dumps(info))
     picture = io.BytesIO()
-    Image.fromarray(np.zeros((64, 8), f"uint{picture_bits}")).save(picture, "PNG")
+    Image.fromarray(np.zeros((64, 8), f"uint{picture_bits}")).save(picture, "PNG", **keys)
     content = picture.getvalue()
     packed = gzip.compress(content) if suffix else content
     (tmp_path / "s0" / f"0-8_0-8_0-8{suffix}").write_bytes(packed)
     volume = open_volume(f"file://{tmp_path}")
-    with pytest.raises(PermanentReadError, match=f"is a PNG of {picture_bits} bits, in a volume"):
+    with pytest.raises(PermanentReadError, match=message):
         volume.read(volume.bounds)
 
 

@@ -73,7 +73,8 @@ def lead_mesh(
         try:
             return run(batch)
         except _LostMember as error:
-            logger.warning("%s: the mesh is started again", error)
+            # as text: what is logged may be kept, and an error knows the batch
+            logger.warning("%s: the mesh is started again", str(error))
         return run(batch)
 
     return forward
@@ -121,7 +122,7 @@ class _Team:
         for rank, member in enumerate(self._members, start=1):
             while not Path(f"{store}.{rank}").exists():
                 if member.poll() is not None or time.monotonic() > deadline:
-                    raise WorkerFault(
+                    raise _LostMember(
                         f"inference.partition: member {rank} of {len(self._members) + 1} did not "
                         f"start (exit code {member.poll()}); its log says why"
                     )
