@@ -17,7 +17,7 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.config.json_text import parse_json
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.hdf5_chunks import absence_notes, check_chunks
+from beam_inference.conversion.hdf5_chunks import absence_notes, check_chunk_places, check_chunks
 from beam_inference.conversion.hdf5_links import check_voxels_are_near, follow_links
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
@@ -87,7 +87,7 @@ class Hdf5Source:
                 with lock:
                     check_chunks(dataset, index)
                     array = dataset[index]
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 raise PermanentReadError(
                     f"cannot read {box} of {self.path}:{self.dataset}: {error}"
                 ) from error
@@ -177,6 +177,8 @@ def _dataset_source(path: str, name: str) -> Hdf5Source | None:
             note = "its int16 are BigDataViewer's, which stand for uint16, and are read as such"
             info = replace(info, dtype="uint16", notes=(*info.notes, note))
         check_block_memory(f"{path}:{name}", info.grain, info.itemsize)
+        if dataset.size and dataset.chunks:
+            check_chunk_places(f"{path}:{name}", dataset)
         if dataset.size:
             _check_decodable(f"{path}:{name}", dataset)
     return Hdf5Source(path, name, axes, info)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from beam_inference.errors import PermanentReadError
+from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.zyx import ceil_div
 
 _DEFLATE = 1
@@ -48,6 +48,26 @@ def check_chunks(dataset: Any, index: Sequence[slice]) -> None:
                 f"the chunk at {place} of {dataset.file.filename}:{dataset.name} holds {held:,} "
                 f"bytes, expected {nbytes:,}: the file is damaged. Copy or save it again."
             )
+
+
+def check_chunk_places(name: str, dataset: Any) -> None:
+    """Refuse a dataset with chunks that lie nowhere in it: they belong where it has none.
+
+    Raises:
+        VolumeError: there is such a chunk; ``name`` says whose.
+    """
+
+    def find(chunk: Any) -> Any:
+        places = zip(chunk.chunk_offset, dataset.chunks, dataset.shape, strict=True)
+        is_inside = all(at % size == 0 and at < extent for at, size, extent in places)
+        return None if is_inside else tuple(chunk.chunk_offset)  # a value ends the search
+
+    place = dataset.id.chunk_iter(find)
+    if place is not None:
+        raise VolumeError(
+            f"{name} has a chunk at {place}, where no chunk of its {dataset.shape} voxels can be: "
+            "the file is damaged, and voxels would be missing. Copy or save it again."
+        )
 
 
 def absence_notes(dataset: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
+from beam_inference.errors import PermanentReadError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid, largest_block_cover
 from beam_inference.geometry.zyx import Zyx, ceil_div, triple
@@ -170,7 +172,8 @@ def _fill(
             where.append(slice(first, last))
             wanted.append(slice(origin + first * step, stop, step))
         if all(part.stop > part.start for part in where):
-            under_way.append((where, volume.begin_sampling(len(picture), wanted)))
+            with suppress(PermanentReadError):
+                under_way.append((where, volume.begin_sampling(len(picture), wanted)))
     for where, reading in under_way:
         try:
             picture[(slice(None), *where)] = reading.result(timeout=TRANSFER_SECONDS)

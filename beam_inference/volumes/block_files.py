@@ -56,10 +56,9 @@ def block_fault(stored: Json, window: ts.TensorStore) -> str | None:
         return None
     scale = stored.get("scale_metadata", {})
     sharding = Sharding.of(scale) if scale.get("sharding") else None
-    itemsize = window.dtype.numpy_dtype.itemsize
     for key in _block_keys(stored, window):
         path = Path(kvstore["path"])
-        fault = _file_fault(path, key, sharding) or header_fault(path, key, stored, itemsize)
+        fault = _file_fault(path, key, sharding) or header_fault(path, key, stored)
         if fault is not None:
             return fault
     return None

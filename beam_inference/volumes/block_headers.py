@@ -29,18 +29,20 @@ _CHANNELS_OF_COLOURS = {0: 1, 2: 3, 4: 2, 6: 4}
 _N5_HEADER = struct.Struct(">HH")
 _N5_EXTENT = struct.Struct(">I")
 _BLOSC_SIZE = struct.Struct("<4xI")
+_LARGEST_VALUE = 16
+"""Bytes of a complex number of two float64."""
+
 _FURTHER_BYTES = 2**20
 """Bytes that codecs before Blosc may add to a small block."""
 
 
-def header_fault(folder: Path, key: str, stored: Json, itemsize: int) -> str | None:
+def header_fault(folder: Path, key: str, stored: Json) -> str | None:
     """What is wrong with the header of a local block; None if nothing is, or it has none.
 
     Args:
         folder: the folder of the array.
         key: of the block's file in it.
         stored: TensorStore's spec of the array.
-        itemsize: bytes of a voxel's value.
 
     Returns:
         The beginning of a sentence, which names the file.
@@ -51,6 +53,7 @@ def header_fault(folder: Path, key: str, stored: Json, itemsize: int) -> str | N
         scale = stored["scale_metadata"]
         if scale["encoding"] != "png" or scale.get("sharding"):
             return None
+        itemsize = np.dtype(stored["dtype"]).itemsize
         channels = stored["multiscale_metadata"]["num_channels"]
         fault = png_fault(_start_of(path, PNG_HEADER_BYTES), itemsize, channels)
         return None if fault is None else f"{path} {fault}"
@@ -60,7 +63,7 @@ def header_fault(folder: Path, key: str, stored: Json, itemsize: int) -> str | N
         metadata = stored["metadata"]
         start = _N5_HEADER.size + _N5_EXTENT.size * len(metadata["blockSize"])
         fault = _n5_fault(_start_of(path, start), key, metadata)
-    most = _most_unpacked(stored, itemsize)
+    most = _most_unpacked(stored)
     if fault is None and most is not None:
         fault = _blosc_fault(_start_of(path, start + _BLOSC_SIZE.size)[start:], most)
     return None if fault is None else f"{path} {fault}"
@@ -129,12 +132,13 @@ def _n5_fault(header: bytes, key: str, metadata: Json) -> str | None:
     return f"is a block of {extents} voxels where {expected} or more are expected"
 
 
-def _most_unpacked(stored: Json, itemsize: int) -> int | None:
+def _most_unpacked(stored: Json) -> int | None:
     """Bytes that a block may unpack to where Blosc has packed it; None where something else has.
 
     There may be codecs before Blosc that add to a block, so this is no exact number.
     """
     metadata = stored.get("metadata", {})
+    itemsize = _LARGEST_VALUE
     shape: list[int] | None = None
     if stored["driver"] == "n5" and metadata["compression"]["type"] == "blosc":
         shape = metadata["blockSize"]

@@ -157,7 +157,9 @@ class Volume:
     def stored_spec(self) -> Json:
         """TensorStore's spec of the stored array."""
         spec: Json = self.store.spec().to_json()
-        return {**spec, **spec["base"]} if "base" in spec else spec
+        while isinstance(spec.get("base"), dict):  # of casts, and the like
+            spec = {**{key: value for key, value in spec.items() if key != "base"}, **spec["base"]}
+        return spec
 
     def read(self, box: BoundingBox, timeout: float = TRANSFER_SECONDS) -> AnyArray:
         """Read the voxels of a box inside the bounds: (channels, *box.shape), in the stored dtype.
@@ -193,12 +195,7 @@ class Volume:
         z1, y1, x1 = box.stop
         try:
             voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
-            fault = block_fault(self.stored_spec, voxels) if box.size else None
-            if fault is not None:
-                raise PermanentReadError(
-                    f"cannot read {box} of {self.url}: {fault}, which would go unnoticed, "
-                    "mostly as zeros. Copy that file again."
-                )
+            self._check_blocks(voxels, f"{box} of {self.url}")
             if array.dtype != self.dtype:
                 voxels = voxels.astype(array.dtype)
             ts.array(array, copy=False).write(voxels).result(timeout=timeout)
@@ -214,6 +211,15 @@ class Volume:
                 message
             ) from error
 
+    def _check_blocks(self, window: ts.TensorStore, name: str) -> None:
+        """Refuse a window of which TensorStore would read a block wrongly, without an error."""
+        fault = block_fault(self.stored_spec, window) if window.domain.size else None
+        if fault is not None:
+            raise PermanentReadError(
+                f"cannot read {name}: {fault}, which would go unnoticed, mostly as zeros. Copy "
+                "that file again."
+            )
+
     def begin_sampling(self, channels: int, wanted: Sequence[slice]) -> ts.Future[AnyArray]:
         """Begin to read some voxels of a box inside the bounds.
 
@@ -223,8 +229,13 @@ class Volume:
 
         Returns:
             TensorStore's future of the values (channels, Z, Y, X).
+
+        Raises:
+            PermanentReadError: a block would be read wrongly, without an error.
         """
-        return self.store[(slice(0, channels), *wanted)].read()
+        window = self.store[(slice(0, channels), *wanted)]
+        self._check_blocks(window, f"voxels of {self.url}")
+        return window.read()
 
     def cutout(
         self,

@@ -391,3 +391,14 @@ def test_records_are_neither_written_nor_removed_through_a_link(tmp_path, capsys
     assert main(["pyramid", str(volume), "--overwrite", "--num-scales=1"]) in (1, 2)
     assert "link" in capsys.readouterr().err
     assert [path.name for path in victim.rglob("*")] == ["pyramid", "precious"]
+
+
+def test_a_chunk_of_hdf5_whose_place_was_damaged(tmp_path, refused):
+    with h5py.File(tmp_path / "a.h5", "w", libver="earliest") as file:
+        file.create_dataset("v", data=ARRAY, chunks=(3, 7, 8))
+    content = (tmp_path / "a.h5").read_bytes()
+    tree = content.index(b"TREE\x01")  # of chunks
+    place = content.index(struct.pack("<4Q", 3, 0, 0, 0), tree)  # of the second
+    changed(tmp_path / "a.h5", place, struct.pack("<4Q", 3, 0, 2**40, 0))
+    told = refused(["convert", tmp_path / "a.h5", tmp_path / "a.npy", *COMMAND])
+    assert "where no chunk of its" in told

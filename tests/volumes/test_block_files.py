@@ -216,6 +216,16 @@ def test_a_png_of_another_depth_never_reaches_its_decoder(
     volume = open_volume(f"file://{tmp_path}")
     with pytest.raises(PermanentReadError, match=message):
         volume.read(volume.bounds)
+    if not suffix:
+        with pytest.raises(PermanentReadError, match=message):
+            volume.begin_sampling(1, [slice(0, 8, 2)] * 3)
+    base = {"driver": "neuroglancer_precomputed", "kvstore": f"file://{tmp_path}/"}
+    cast = {"driver": "cast", "dtype": f"uint{picture_bits}", "base": base}
+    twice = {"driver": "cast", "dtype": "float32", "base": cast}
+    for spec in (cast, twice) if not suffix else ():
+        volume = open_source(VolumeSource(spec=spec))
+        with pytest.raises(PermanentReadError, match=message):
+            volume.read(volume.bounds)
 
 
 @pytest.mark.parametrize("driver", ["zarr", "zarr3", "n5"])
@@ -264,5 +274,7 @@ def test_codecs_before_blosc_and_fields_are_read(tmp_path):
     metadata["dtype"] = [["a", "<u2"], ["b", "<f8", [4, 4]]]
     metadata["compressor"] = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}
     ts.open({**spec, "metadata": metadata}, create=True).result()[...] = array
-    volume = open_source(VolumeSource(spec=spec))
-    np.testing.assert_array_equal(volume.read(volume.bounds)[0], array)
+    wide = {"driver": "cast", "dtype": "float64", "base": spec}
+    for each in (spec, wide):
+        volume = open_source(VolumeSource(spec=each))
+        np.testing.assert_array_equal(volume.read(volume.bounds)[0], array)
