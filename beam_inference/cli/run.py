@@ -228,11 +228,10 @@ def _run(options: RunOptions) -> int:
     return _run_job(options, config)
 
 
-def _run_job(options: RunOptions, job: JobConfig | Cohort) -> int:
+def _run_job(options: RunOptions, config: JobConfig | Cohort) -> int:
     """Run a job of one volume, or of several."""
     from beam_inference.config.cohort import Cohort
 
-    config = options.choose_volume(job)
     return (
         _run_volumes(options, config)
         if isinstance(config, Cohort)

@@ -46,7 +46,7 @@ def run_steps(
     _check_runner(options, [actions[name] for name in names])
     if options.step is not None and isinstance(named := actions[options.step], JobAction):
         _check_later_steps(actions, options.step, anew=options.overwrite or options.redo)
-        return run_job(options, named.job)
+        return run_job(options, options.choose_volume(named.job))
     codes: dict[str, Json] = {}
     exit_code = COMPLETE
     with print_to_stderr() if options.json else nullcontext():
@@ -58,7 +58,9 @@ def run_steps(
             own = replace(options, step=name, json=False)
             try:
                 exit_code = (
-                    run_job(own, action.job) if isinstance(action, JobAction) else action.run(own)
+                    run_job(own, own.choose_volume(action.job))
+                    if isinstance(action, JobAction)
+                    else action.run(own)
                 )
             except UserError as error:
                 raise type(error)(f"step {name}: {error}") from None

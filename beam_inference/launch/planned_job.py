@@ -431,7 +431,7 @@ def _find_roi(
             f"stop exclusive{_of_voxels(volume, voxels)}). The part inside is "
             f"{roi.intersection(voxels.bounds)}."
         )
-    if earlier is not None:
+    if earlier is not None and config.input.box is None:
         check_may_be_enlarged(earlier, roi)
     has_domain = config.roi is not None and config.roi.domain is not None
     if has_domain and voxels.resampling is not None:

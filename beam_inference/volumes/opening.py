@@ -417,6 +417,10 @@ def _local_block_of_other_name(volume: Volume, scale: Json, kvstore: Json) -> st
     return block_with_suffix(folder / key, _MOST_FILES)
 
 
+_SECONDS_TO_ASK = 2.0
+"""What an answer to the question whether a block is there may take."""
+
+
 def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
     """The name of a block with a suffix where a server of files cannot list, as by HTTP."""
     requests = {key: volume.kvstore.read(key) for key in keys}
@@ -424,14 +428,14 @@ def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
         absent = [
             key
             for key, request in requests.items()
-            if request.result(timeout=PATIENCE_SECONDS).state == "missing"
+            if request.result(timeout=_SECONDS_TO_ASK).state == "missing"
         ]
         for key, suffix in product(absent, PACKED_SUFFIXES):
-            found = volume.kvstore.read(f"{key}{suffix}").result(timeout=PATIENCE_SECONDS)
+            found = volume.kvstore.read(f"{key}{suffix}").result(timeout=_SECONDS_TO_ASK)
             if found.state != "missing":
                 return f"{key.rpartition('/')[2]}{suffix}"
     except (ValueError, OSError):
-        return None  # reading says what is wrong
+        return None  # or it takes its time: reading says what is wrong
     if len(absent) == len(keys):
         logger.warning(
             "%s answers none of its first, middle and last block: absent blocks read as zeros",

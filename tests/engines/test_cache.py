@@ -54,7 +54,7 @@ def test_folder_and_entries_are_of_this_user_alone(cache, folder):
 
 
 @given(place=st.integers(0), flip=st.integers(1, 255), cut=st.booleans())
-def test_a_damaged_entry_is_as_if_it_were_not_there(tmp_path_factory, place, flip, cut):
+def test_damaged_content_is_as_if_it_were_not_there(tmp_path_factory, place, flip, cut):
     folder = tmp_path_factory.mktemp("damaged") / "cache"
     cache = Cache(folder)
     cache.write("trial", KEY, b"content")
@@ -63,7 +63,8 @@ def test_a_damaged_entry_is_as_if_it_were_not_there(tmp_path_factory, place, fli
     place %= len(damaged)
     damaged[place] ^= flip
     path.write_bytes(damaged[:place] if cut else damaged)
-    assert cache.read("trial", KEY) is None
+    # a change of the header may leave it the same JSON
+    assert cache.read("trial", KEY) in (None, b"content")
     cache.write("trial", KEY, b"anew")
     assert cache.read("trial", KEY) == b"anew"
 

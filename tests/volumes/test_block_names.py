@@ -13,7 +13,7 @@ import pytest
 import tensorstore as ts
 from helpers import write_volume
 
-from beam_inference.errors import VolumeError
+from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.volumes.opening import open_volume
 
 ARRAY = np.arange(1, 24**3 + 1, dtype=np.uint16).reshape(24, 24, 24)
@@ -197,7 +197,7 @@ def test_one_shard_of_another_name_is_refused(name, tmp_path):
         open_volume(str(place))
 
 
-def test_a_hashed_shard_that_is_no_file_is_refused(tmp_path):
+def test_a_hashed_shard_that_is_no_file_is_noticed(tmp_path):
     spec = {
         "driver": "neuroglancer_precomputed",
         "kvstore": f"file://{tmp_path}/em/",
@@ -216,7 +216,8 @@ def test_a_hashed_shard_that_is_no_file_is_refused(tmp_path):
     shard.unlink()
     for put in (lambda: shard.symlink_to("nowhere"), shard.mkdir):
         put()
-        with pytest.raises(VolumeError, match="where a shard is expected"):
-            open_volume(str(tmp_path / "em"))
+        volume = open_volume(f"file://{tmp_path}/em")
+        with pytest.raises(PermanentReadError, match=f"{shard.name} is a folder or the like"):
+            volume.read(volume.bounds)
         if shard.is_symlink():
             shard.unlink()
