@@ -112,6 +112,7 @@ def test_the_server_ends_with_the_context_and_the_given_options_stay_as_they_wer
     assert options.get_all_options()["job_endpoint"] is None
 
 
+@pytest.mark.slow
 def test_a_server_that_ignores_signals_is_killed_with_what_it_started(java, pids, monkeypatch):
     monkeypatch.setenv("STAND_IN", "ignore")
     with job_server(beam_options(java)):

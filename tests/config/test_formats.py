@@ -66,6 +66,7 @@ def test_what_a_format_does_not_hold_is_refused(tmp_path, output, message):
         parse_job(job_values("in", "out", output=output), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_job_into_a_format_that_another_package_brings(tmp_path):
     write_volume(tmp_path / "in", INPUT)
     inference = {"patch_overlap": [0, 0, 0], "chunk_shape": [16, 32, 32]}

@@ -93,6 +93,7 @@ def run_job(tmp_path, em):
     return str(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_job_at_twice_the_voxel_size_and_back(tmp_path, em):
     logits = run_job(tmp_path, em)
     assert open_volume(logits).bounds.shape == (12, 15, 22)

@@ -126,11 +126,16 @@ SLOW_PAGES = (
     "components.md",
     "evaluate.md",
     "many-volumes.md",
+    "models.md",
     "nnunet.md",
+    "planning.md",
+    "pyramid.md",
+    "report.md",
     "segment.md",
     "steps.md",
     "training.md",
     "tutorial.md",
+    "view.md",
 )
 SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 SLOWEST = (pytest.mark.slow, pytest.mark.timeout(2400))  # two trainings

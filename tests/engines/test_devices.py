@@ -191,7 +191,7 @@ def test_half_precision_is_near(device, precision):
     assert 0 < np.abs(half - full).max() < 0.02
 
 
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize("seams", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"])
 def test_a_job_runs_on_it_to_the_same_bits_twice(device, seams, volume_in, tmp_path):
     found = []
     for name in ("one", "two"):

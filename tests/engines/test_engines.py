@@ -384,6 +384,7 @@ def test_no_process_is_started_and_nobody_is_called_by_a_conversion():
     )
 
 
+@pytest.mark.slow
 def test_a_signal_finds_its_stack_after_a_network_was_let_go_by_another_thread():
     script = (
         "import os, signal, sys, threading; sys.path.insert(0, sys.argv[1])\n"

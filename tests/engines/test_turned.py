@@ -42,7 +42,9 @@ def done(folder, name, image, chunk_shape, patch_shape, **sections):
     return read_volume(folder / name)
 
 
-@pytest.mark.parametrize("strategy", ["recompute", "exchange"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"]
+)
 def test_it_is_the_job_of_the_turned_volume_turned_back(tmp_path, strategy):
     """The position network tells the place in its patch, which is 8 × 16 × 12 voxels here."""
     inference = {"strategy": strategy}

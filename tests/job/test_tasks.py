@@ -16,7 +16,7 @@ def test_the_command_knows_every_state():
     assert get_args(TaskState) == STATES
 
 
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize("seams", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"])
 def test_each_chunk_has_its_box_and_its_state(volume_in, tmp_path, seams):
     launch = launch_of(volume_in, tmp_path / "out", seams)
     job = launch.read_job()

@@ -44,7 +44,7 @@ def read(gcs, url):
     return volume.read(volume.bounds)
 
 
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize("seams", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"])
 def test_a_job_of_7b7144c_is_refused_with_the_reason_and_begun_anew(seams, bucket, tmp_path):
     """Its patches were added up in an order of their own: other bits."""
     path = tmp_path / "job.yaml"

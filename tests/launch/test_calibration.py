@@ -32,6 +32,7 @@ def slow(volume_in, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_network_is_timed_and_nothing_is_created(slow, tmp_path, capsys):
     before = set(tmp_path.rglob("*"))
     assert (

@@ -246,6 +246,7 @@ def test_what_it_warned_of_is_told_again(make_job, is_tried, caplog, volume_in):
             assert any("zeros" in text for text in told())
 
 
+@pytest.mark.slow
 def test_a_conversion_that_was_kept_gives_the_same_bits(make_job, tmp_path):
     pytest.importorskip("openvino")
     for name in ("first", "second", "third"):

@@ -163,7 +163,7 @@ def test_on_the_heap_there_are_holes_in_which_lies_what_is_kept():
         )
 
 
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize("seams", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"])
 def test_operators_hold_something_before_it_is_encoded(seams):
     voxels = 16 * 96 * 96
     both = {

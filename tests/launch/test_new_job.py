@@ -77,6 +77,7 @@ def test_the_job_is_complete_explained_and_can_be_planned(folder, capsys):
     assert main(["verify", "job.yaml", "--deep"]) == 0
 
 
+@pytest.mark.slow
 def test_it_is_what_the_job_then_computes(folder):
     assert main(["init", "--model", "model", "--input", "em", "--folds", "1"]) == 0
     assert load_job("job.yaml").model.folds == [1]

@@ -244,7 +244,7 @@ def block_of(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize("seams", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"])
 def test_with_a_quarantined_chunk_there_is_none_and_resuming_makes_it(job, tmp_path, capsys, seams):
     path = job(output={"pyramid": TWO}, inference={"seams": seams})
     with truncated(block_of(tmp_path / "in")):

@@ -85,7 +85,7 @@ def test_chunks_computed_again_have_the_bits_of_the_output(sections, volume_in, 
     assert sorted(path for path in (tmp_path / "out").rglob("*")) == before
 
 
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize("seams", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"])
 def test_a_changed_bit_with_a_receipt_that_fits_is_found(seams, volume_in, tmp_path, capsys):
     worker = computed(tmp_path, volume_in, inference={"seams": seams})
     change_a_voxel(worker, 2)

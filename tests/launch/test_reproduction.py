@@ -70,7 +70,9 @@ def files_of(tmp_path):
     return {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("strategy", ["recompute", "exchange"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"]
+)
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_chunk_has_the_bits_of_the_output(format, strategy, volume, tmp_path):
     compute(tmp_path, volume, output={"format": format}, inference={"strategy": strategy})

@@ -14,7 +14,7 @@ from beam_inference.cli.main import main
 from beam_inference.job.state import STATE_FOLDER
 
 
-@pytest.fixture(params=["recompute", "exchange"])
+@pytest.fixture(params=[pytest.param("recompute", marks=pytest.mark.slow), "exchange"])
 def path(request, job: Callable[..., str]) -> str:
     """A job of 18 chunks, by either strategy."""
     return job(inference={"strategy": request.param})

@@ -153,6 +153,7 @@ def test_packed_names_of_many_folders_are_refused(tmp_path):
             check_packed(path)
 
 
+@pytest.mark.slow
 def test_packed_members_that_unpack_into_too_much_are_refused(tmp_path):
     bomb = write(tmp_path / "bad.zip", {"a": bytes(300 << 20)}, compression=zipfile.ZIP_DEFLATED)
     with pytest.raises(ModelContractError, match=r"unpacks into 314,572,800 bytes; at most 268,"):

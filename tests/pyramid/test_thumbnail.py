@@ -56,6 +56,7 @@ def test_labels_have_colours_and_the_background_is_black(draw):
     assert tuple(picture[0, 1]) == tuple(picture[1, 1])
 
 
+@pytest.mark.slow
 def test_a_coarse_level_is_drawn_and_asked_for(tmp_path, capsys):
     array = np.random.default_rng(0).integers(0, 256, (1, 8, 2100), dtype=np.uint8)
     write_volume(tmp_path / "v", array, block_shape=(64, 64, 64))

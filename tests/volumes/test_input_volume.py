@@ -154,6 +154,7 @@ def test_the_bits_are_those_of_a_volume_that_was_resampled_before(tmp_path, stor
         np.testing.assert_array_equal(found[0], found[2])
 
 
+@pytest.mark.slow
 def test_a_job_at_twice_the_voxel_size(tmp_path, capsys):
     """The command line, from the plan to the viewer."""
     write_volume(tmp_path / "in", STORED, (0, 0, 0), voxel_size_nm=SIZE)

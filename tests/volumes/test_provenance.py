@@ -195,6 +195,7 @@ def test_attributes_keep_whatever_else_they_hold(others, first, second):
     assert content == {"attributes": others, "x": 1}
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries({}, optional={"owners": JSON, "sources": st.lists(st.text()), "x": JSON}),
     ENTRIES,

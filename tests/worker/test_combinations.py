@@ -270,7 +270,7 @@ def check(options: dict[str, Any], folder: Path) -> None:
     assert np.abs(found[0] - expected).max() <= allowed
 
 
-@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(options=OPTIONS)
 def test_any_options_together_give_what_they_are_defined_as(options, folder):
     check(options, folder)
@@ -382,7 +382,7 @@ def check_geometry(options: dict[str, Any], folder: Path) -> None:
             assert found.tobytes() == first.tobytes()
 
 
-@settings(max_examples=6, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(options=GEOMETRIES)
 def test_any_geometry_has_the_same_bits_however_it_is_cut(options, folder):
     check_geometry(options, folder)

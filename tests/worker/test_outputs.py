@@ -229,6 +229,7 @@ def test_every_patch_is_computed_once_for_all_outputs(source, tmp_path, seams, m
     assert calls[0] == calls[1] > 0
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_where_it_stopped_and_every_output_is_verified(source, tmp_path):
     outputs = {"waves": {"path": f"{tmp_path}/waves", "head": 1, "pyramid": True}}
     values = values_of(
@@ -427,6 +428,7 @@ def save_network(network, kind, folder):
     return {"path": f"n.{kind}"} if kind in ("onnx", "xml") else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torchscript", "export", "module", "onnx", "xml"])
 @pytest.mark.parametrize("engine", ["torch", "openvino", "onnxruntime"])
 def test_the_engines_give_the_heads_that_pytorch_gives(source, tmp_path, kind, engine):

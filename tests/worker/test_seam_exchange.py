@@ -285,6 +285,7 @@ def test_quarantined_chunks_can_be_done_alone(undisturbed, volume_in, tmp_path):
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_receipt_that_is_deleted_has_its_chunk_done_again(undisturbed, volume_in, tmp_path):
     job = str(write_job(tmp_path / "job.yaml", values_of(volume_in, tmp_path)))
     assert main(["run", job]) == 0
@@ -314,6 +315,7 @@ def test_a_launch_that_is_stopped_between_the_stages_goes_on_with_the_second(
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
 
 
+@pytest.mark.slow
 def test_overwrite_forgets_the_sums_too(undisturbed, volume_in, tmp_path):
     job = str(write_job(tmp_path / "job.yaml", values_of(volume_in, tmp_path)))
     assert main(["run", job]) == 0
