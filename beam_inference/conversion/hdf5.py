@@ -177,9 +177,9 @@ def _dataset_source(path: str, name: str) -> Hdf5Source | None:
             note = "its int16 are BigDataViewer's, which stand for uint16, and are read as such"
             info = replace(info, dtype="uint16", notes=(*info.notes, note))
         check_block_memory(f"{path}:{name}", info.grain, info.itemsize)
-        if dataset.size and dataset.chunks:
-            check_chunk_places(f"{path}:{name}", dataset)
         if dataset.size:
+            if dataset.chunks:
+                check_chunk_places(f"{path}:{name}", dataset)
             _check_decodable(f"{path}:{name}", dataset)
     return Hdf5Source(path, name, axes, info)
 

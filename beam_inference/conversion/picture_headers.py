@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-_PNG = b"\x89PNG\r\n\x1a\n"
+from beam_inference.volumes.block_headers import PNG_SIGNATURE
+
 _JPEG2000 = b"\xff\x4f\xff\x51"
 """Begin of a code stream, and of its size."""
 
@@ -27,7 +28,7 @@ def stated_extent(content: bytes) -> Extent | None:
     By the specifications: PNG (ISO 15948), the chunk IHDR; JPEG (ITU T.81), the frame header; JPEG
     2000 (ITU T.800), the marker SIZ.
     """
-    if content.startswith(_PNG) and len(content) >= 24:
+    if content.startswith(PNG_SIGNATURE) and len(content) >= 24:
         width, height = struct.unpack_from(">II", content, 16)
         return Extent(height, width)
     if content.startswith(b"\xff\xd8"):

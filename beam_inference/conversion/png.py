@@ -13,6 +13,7 @@ import numpy as np
 
 from beam_inference.conversion.protocol import (
     COLOURS_LOST,
+    ORIENTATION,
     SliceHeader,
     Voxels,
     header_errors,
@@ -21,10 +22,10 @@ from beam_inference.conversion.protocol import (
 )
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.volumes.block_headers import PNG_SIGNATURE
 
 _CHANNELS = {"L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1}
 _GREY = 0
-_ORIENTATION = 274  # of EXIF
 
 PNG_CHANNELS = {"uint8": (1, 2, 3, 4), "uint16": (1,)}
 """Numbers of channels that a PNG may have, by dtype."""
@@ -57,7 +58,7 @@ def read_picture_header(path: str) -> SliceHeader:
         frames = getattr(image, "n_frames", 1)
         stated = _pillow().Exif()
         stated.load(image.info.get("exif", b""))  # getexif() would decode the picture
-        orientation = stated.get(_ORIENTATION, 1)
+        orientation = stated.get(ORIENTATION, 1)
         palette = bytes(image.getpalette("RGBA") or ()) if mode == "P" else b""
     if frames != 1:
         raise VolumeError(
@@ -126,7 +127,7 @@ def _check_rows(path: str, _size: int, _modified_ns: int) -> None:
         ValueError: it has fewer.
     """
     with Path(path).open("rb") as file:
-        if file.read(8) != b"\x89PNG\r\n\x1a\n":
+        if file.read(len(PNG_SIGNATURE)) != PNG_SIGNATURE:
             return
         expected = 0
         found = 0

@@ -107,6 +107,10 @@ class SliceHeader:
     colours: str = ""
 
 
+ORIENTATION = 274
+"""The tag by which TIFF and EXIF state how a picture is to be shown."""
+
+
 def orientation_notes(orientation: int) -> tuple[str, ...]:
     """A note on a picture that is to be shown turned or mirrored; 1 is as it is stored."""
     if orientation == 1:

@@ -31,6 +31,7 @@ from beam_inference.conversion.picture_headers import stated_extent
 from beam_inference.conversion.protocol import (
     COLOURS_LOST,
     FREE,
+    ORIENTATION,
     Read,
     SliceHeader,
     SourceInfo,
@@ -53,7 +54,6 @@ _PALETTE = 3
 _WHITE_IS_ZERO = 0
 _BLACK_IS_ZERO = 1
 _RGB = 2
-_ORIENTATION = 274
 _SEPARATE = 2
 _CHANNEL_AXES = "CS"
 _LOSSES = (
@@ -260,7 +260,7 @@ def _meaning_notes(page: Any) -> tuple[str, ...]:
         notes.append("its values are as stored, of which 0 is white")
     elif page.photometric not in (_PALETTE, _BLACK_IS_ZERO, _RGB):
         notes.append(f"its values are those of the colour space {page.photometric!s}")
-    orientation = page.tags.valueof(_ORIENTATION, default=1)
+    orientation = page.tags.valueof(ORIENTATION, default=1)
     return (*notes, *orientation_notes(orientation))
 
 

@@ -20,7 +20,9 @@ from beam_inference.config.fields import Json
 PNG_HEADER_BYTES = 2**16
 """Bytes of a PNG in which its voxels must begin."""
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""Bytes that every PNG begins with."""
+
 _DEPTH = 24
 _COLOUR = 25
 _CHANNELS_OF_COLOURS = {0: 1, 2: 3, 4: 2, 6: 4}
@@ -89,7 +91,7 @@ def png_fault(start: bytes, itemsize: int, channels: int) -> str | None:
     Returns:
         The end of a sentence that begins with the file.
     """
-    if start[: len(_SIGNATURE)] != _SIGNATURE or len(start) <= _COLOUR:
+    if start[: len(PNG_SIGNATURE)] != PNG_SIGNATURE or len(start) <= _COLOUR:
         return None  # TensorStore refuses it
     names = list(_chunk_names(start))
     if names[0] != b"IHDR":
@@ -108,7 +110,7 @@ def png_fault(start: bytes, itemsize: int, channels: int) -> str | None:
 
 def _chunk_names(start: bytes) -> Iterator[bytes]:
     """Names of a PNG's chunks, until its voxels begin."""
-    place = len(_SIGNATURE)
+    place = len(PNG_SIGNATURE)
     while place + 8 <= len(start):
         length, name = struct.unpack_from(">I4s", start, place)
         yield name

@@ -313,9 +313,10 @@ class _Blocks:
     ) -> AnyArray:
         """Decode a block by a volume of it alone, in memory."""
         scale = self.metadata["scale_metadata"]
-        fault = png_fault(content[:PNG_HEADER_BYTES], self.dtype.itemsize, self.channels)
-        if fault is not None and scale["encoding"] == "png":
-            raise ValueError(f"it {fault}")
+        if scale["encoding"] == "png":
+            fault = png_fault(content[:PNG_HEADER_BYTES], self.dtype.itemsize, self.channels)
+            if fault is not None:
+                raise ValueError(f"it {fault}")
         spec = {
             "driver": "neuroglancer_precomputed",
             "kvstore": {"driver": "memory"},

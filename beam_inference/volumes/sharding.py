@@ -77,6 +77,11 @@ class Sharding:
         return 1 << self.minishard_bits
 
     @property
+    def low_bits(self) -> int:
+        """How many bits of the numbers of a shard's blocks differ, where they are not hashed."""
+        return self.preshift_bits + self.minishard_bits
+
+    @property
     def number_bits(self) -> int:
         """Bits of the numbers of blocks."""
         return sum((count - 1).bit_length() for count in self.blocks)
@@ -234,21 +239,21 @@ def shards_in(scale: Json, box: BoundingBox) -> Iterator[tuple[str, BoundingBox]
         return
     bounds, block_shape = _bounds_and_blocks(scale)
     shards = ChunkGrid(bounds, stored_shard_shape(scale))
-    blocks = sharding.blocks
-    low = _low_bits(scale["sharding"])
     for position in _positions(shards, box):
         part = shards.core_box(shards.index(position)).intersection(box)
         steps = zyx.triple(
             p * n // b for p, n, b in zip(position, shards.chunk_shape, block_shape, strict=True)
         )
-        yield f"{scale['key']}/{sharding.name(_morton(steps, blocks) >> low)}", part
+        yield (
+            f"{scale['key']}/{sharding.name(_morton(steps, sharding.blocks) >> sharding.low_bits)}",
+            part,
+        )
 
 
 def shard_keys(scale: Json, box: BoundingBox) -> Iterator[str]:
     """Keys of the shards that a box touches, whether or not numbers of blocks are hashed."""
     sharding = Sharding.of(scale)
-    bits = sharding.preshift_bits + sharding.minishard_bits + sharding.shard_bits
-    if not sharding.is_hashed and sharding.number_bits <= bits:
+    if not sharding.is_hashed and sharding.number_bits <= sharding.low_bits + sharding.shard_bits:
         yield from (key for key, _ in shards_in(scale, box))
         return
     numbers = np.array([number for number, _ in numbered_blocks(scale, box)], np.uint64)
@@ -262,12 +267,7 @@ def stored_shard_shape(scale: Json) -> Zyx:
     bounds, block_shape = _bounds_and_blocks(scale)
     shapes = shard_shapes(bounds.shape, block_shape)
     # there may be more bits than blocks
-    return shapes[min(_low_bits(scale["sharding"]), len(shapes) - 1)]
-
-
-def _low_bits(sharding: Json) -> int:
-    """How many bits of the numbers of a shard's blocks differ."""
-    return int(sharding["preshift_bits"] + sharding["minishard_bits"])
+    return shapes[min(Sharding.of(scale).low_bits, len(shapes) - 1)]
 
 
 def numbered_blocks(scale: Json, box: BoundingBox) -> Iterator[tuple[int, BoundingBox]]:
