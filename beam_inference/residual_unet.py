@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 Normalization = Literal["instance", "batch"]
 """What follows a convolution."""
@@ -119,15 +120,36 @@ class InPlaceBatchNorm(nn.Module):
                 x, self.running_mean, self.running_var, scale, self.bias, eps=self.epsilon
             )
             return functional.leaky_relu(normal, self.slope)
-        answer: tuple[Tensor, Tensor, Tensor, Tensor] = _InPlaceFunction.apply(  # type: ignore[no-untyped-call]
-            x, scale, self.bias, self.slope, self.epsilon
-        )
-        y, mean, variance, count = answer
+        y, mean, variance, count = normalize_in_place(x, scale, self.bias, self.slope, self.epsilon)
         with torch.no_grad():
             unbiased = variance * (count / (count - 1).clamp_min(1))
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
         return y
+
+
+def normalize_in_place(
+    x: Tensor, scale: Tensor, bias: Tensor, slope: float, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalise and activate a batch in place, by its own statistics.
+
+    Args:
+        x: (N, C, …), which is overwritten.
+        scale: (C,), above 0.
+        bias: (C,).
+        slope: of the leaky ReLU below zero.
+        epsilon: added to variances.
+
+    Returns:
+        The result, and of all processes that train together mean and variance of each channel, and
+        how many voxels these are of.
+    """
+    answer: tuple[Tensor, Tensor, Tensor, Tensor]
+    if has_torch_function_unary(x):  # subclasses of tensors are asked, as about PyTorch's functions
+        answer = handle_torch_function(normalize_in_place, (x,), x, scale, bias, slope, epsilon)
+    else:
+        answer = _InPlaceFunction.apply(x, scale, bias, slope, epsilon)  # type: ignore[no-untyped-call]
+    return answer
 
 
 def _add_up(values: Tensor) -> Tensor:
@@ -138,7 +160,7 @@ def _add_up(values: Tensor) -> Tensor:
 
 
 class _InPlaceFunction(torch.autograd.Function):
-    """The training pass of :class:`InPlaceBatchNorm`."""
+    """The training pass of :class:`InPlaceBatchNorm`, and its backward pass."""
 
     @staticmethod
     def forward(

@@ -4,7 +4,8 @@
 of two and of four processes, on patches of several shapes, and writes
 ``benchmarks/results/partition.json``. Memory is what a process has taken at its peak beyond what it
 had before it was given its part of the patch. Times are those of one patch, of a process of two
-threads and of two processes of one thread, in turn.
+threads and of two processes of one thread, in turn. Of training, it is memory alone: a step's
+forward and backward pass, without the optimiser.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from beam_inference.engines.onednn import run_by_onednn
 from beam_inference.engines.partition.member import compute_part, join_mesh
 from beam_inference.engines.partition.mesh import Addressed, Mesh
-from beam_inference.engines.partition.share import name_layers
+from beam_inference.engines.partition.share import name_layers, run_divided
 from beam_inference.geometry.shares import box_shape, divide
 from beam_inference.residual_unet import ResidualUNet
 from benchmarks.measure import machine, peak_bytes, ratio_of_pairs
@@ -36,6 +37,7 @@ from benchmarks.measure import machine, peak_bytes, ratio_of_pairs
 ZYX = tuple[int, int, int]
 
 PATCHES: tuple[ZYX, ...] = ((16, 96, 96), (32, 128, 128), (64, 256, 256))
+TRAINED_PATCHES: tuple[ZYX, ...] = ((32, 128, 128), (48, 192, 192))
 MESHES: tuple[ZYX, ...] = ((1, 1, 2), (1, 2, 2))
 TIMED_MESH: ZYX = (1, 1, 2)
 REPEATS = 3
@@ -120,18 +122,41 @@ def _serve(patch: ZYX, shape: ZYX, rank: int, threads: int, store: str, pipe: Co
     pipe.send((dict(seconds), dict(mesh.waited)))
 
 
-class _Processes:
-    """The processes of a mesh, on one patch."""
+def _take_step(
+    patch: ZYX, shape: ZYX, rank: int, threads: int, store: str, pipe: Connection
+) -> None:
+    """Be a member, or the whole, in a step of training, and tell its peak."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    network = ResidualUNet(output_channels=3)
+    boxes = divide(patch, shape).boxes
+    mesh = join_mesh(shape, rank, len(boxes), store)
 
-    def __init__(self, patch: ZYX, shape: ZYX, threads: int, folder: str) -> None:
+    def step() -> None:
+        values = torch.randn(1, 1, *box_shape(boxes[rank]))
+        if mesh.size == 1:
+            logits = network(values)
+        else:
+            logits = run_divided(network, values, patch, mesh).values
+        logits.square().sum().backward()
+
+    pipe.send(peak_bytes(step))
+
+
+class _Processes:
+    """The processes of a mesh, on one patch; each sends its peak first."""
+
+    def __init__(
+        self, serve: Callable[..., None], patch: ZYX, shape: ZYX, threads: int, folder: str
+    ) -> None:
         context = get_context("spawn")
-        store = str(Path(folder, f"{patch}-{shape}-{threads}"))
+        store = str(Path(folder, f"{serve.__name__}-{patch}-{shape}-{threads}"))
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(math.prod(shape)):
             ours, theirs = context.Pipe()
             arguments = (patch, shape, rank, threads, store, theirs)
-            process = context.Process(target=_serve, args=arguments)
+            process = context.Process(target=serve, args=arguments)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -156,10 +181,10 @@ class _Processes:
 def measure_patch(patch: ZYX, repeats: int) -> dict[str, Any]:
     """Memory and times of a patch of a shape."""
     with tempfile.TemporaryDirectory() as folder:
-        whole = _Processes(patch, (1, 1, 1), 2, folder)
+        whole = _Processes(_serve, patch, (1, 1, 1), 2, folder)
         peaks = {}
         for shape in MESHES:
-            mesh = _Processes(patch, shape, 1, folder)
+            mesh = _Processes(_serve, patch, shape, 1, folder)
             peaks[math.prod(shape)] = mesh.peak
             if shape != TIMED_MESH:
                 mesh.end()
@@ -185,6 +210,22 @@ def measure_patch(patch: ZYX, repeats: int) -> dict[str, Any]:
     }
 
 
+def measure_step(patch: ZYX) -> dict[str, Any]:
+    """Memory of a step of training with a patch of a shape."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole, *peaks = (
+            _Processes(_take_step, patch, shape, 1, folder).peak for shape in ((1, 1, 1), *MESHES)
+        )
+    return {
+        "patch": patch,
+        "undivided_peak_bytes": whole,
+        "peak_over_undivided": {
+            str(math.prod(shape)): round(peak / whole, 3)
+            for shape, peak in zip(MESHES, peaks, strict=True)
+        },
+    }
+
+
 def measure() -> dict[str, Any]:
     """All figures."""
     load = os.getloadavg()[0]
@@ -193,6 +234,7 @@ def measure() -> dict[str, Any]:
         "load_before": round(load, 1),
         "mesh_in_time": TIMED_MESH,
         "patches": [measure_patch(patch, REPEATS) for patch in PATCHES],
+        "training": [measure_step(patch) for patch in TRAINED_PATCHES],
     }
 
 

@@ -173,6 +173,9 @@ class TrainingConfig(Model):
     seed: Natural = 0
     steps: Count = 1000
     batch_size: Count = Field(1, description="samples of a step, of all ranks together")
+    partition: Shape = Field(
+        (1, 1, 1), description="ranks along z, y, x that divide each sample between them"
+    )
     workers: Natural = Field(0, description="processes that read; 0 for threads alone")
     validation_every: Count = 100
     validation_batches: Count = 4

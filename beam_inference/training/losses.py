@@ -16,7 +16,7 @@ from torch.nn import functional
 from beam_inference.training.config import LossConfig
 
 AddUp: TypeAlias = Callable[[Tensor], Tensor]
-"""The sum of a tensor over all ranks, without gradient."""
+"""The sum of a tensor over ranks."""
 
 _NEVER_ZERO = 1e-6
 
@@ -29,16 +29,18 @@ def compute_loss(
     *,
     is_classes: bool,
     add_up: AddUp,
+    add_up_patch: AddUp,
 ) -> Tensor:
     """This rank's part of the loss; the loss is the sum of all ranks' parts.
 
     Args:
-        logits: of the network (N, channels, Z, Y, X).
+        logits: of the network (N, channels, Z, Y, X): of whole patches, or of this rank's parts.
         target: between 0 and 1, of the same shape; or numbers of classes (N, 1, Z, Y, X).
         known: where the target counts, of the target's shape.
         config: which loss.
         is_classes: whether the channels are classes of which each voxel has one.
-        add_up: adds over ranks.
+        add_up: adds over ranks, without gradient.
+        add_up_patch: adds over the ranks that share patches, with gradients.
     """
     logits = logits.float()
     if is_classes:
@@ -54,7 +56,7 @@ def compute_loss(
     entropy = (losses * weights).sum() / add_up(weights.sum()).clamp_min(_NEVER_ZERO)
     if config.kind == "cross_entropy":
         return entropy
-    dice = _dice_loss(predicted, wanted, known.expand_as(wanted).float(), add_up)
+    dice = _dice_loss(predicted, wanted, known.expand_as(wanted).float(), add_up, add_up_patch)
     return config.dice * dice + (1 - config.dice) * entropy
 
 
@@ -74,11 +76,17 @@ def _voxel_weights(
     return (1 - balance) * weights + balance * balanced / len(classes)
 
 
-def _dice_loss(predicted: Tensor, wanted: Tensor, known: Tensor, add_up: AddUp) -> Tensor:
-    """1 - Dice, of each sample and channel in which anything is known; their mean."""
+def _dice_loss(
+    predicted: Tensor, wanted: Tensor, known: Tensor, add_up: AddUp, add_up_patch: AddUp
+) -> Tensor:
+    """1 - Dice, of each sample and channel in which anything is known; their mean.
+
+    Of a patch that ranks share, each of them has the whole Dice. All count it, in the sum of the
+    losses as in their number.
+    """
     axes = (2, 3, 4)
-    both = (predicted * wanted * known).sum(axes)
-    each = ((predicted + wanted) * known).sum(axes)
-    has_any = (known.sum(axes) > 0).float()
+    both = add_up_patch((predicted * wanted * known).sum(axes))
+    each = add_up_patch(((predicted + wanted) * known).sum(axes))
+    has_any = (add_up_patch(known.sum(axes)) > 0).float()
     losses = (1 - (2 * both + 1) / (each + 1)) * has_any
     return losses.sum() / add_up(has_any.sum()).clamp_min(1.0)

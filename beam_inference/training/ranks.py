@@ -1,7 +1,12 @@
-"""The processes of one training: alone, or several that torchrun has started."""
+"""The processes of one training: alone, or several that torchrun has started.
+
+Ranks are numbered so that neighbours share samples: of 4 ranks and a partition of [1, 1, 2], ranks
+0 and 1 divide the first samples of a step between them, and ranks 2 and 3 the others.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +14,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed
+
+from beam_inference.engines.partition.mesh import Mesh, add_up
+from beam_inference.errors import ConfigError
+from beam_inference.geometry.zyx import Zyx
 
 
 @dataclass(frozen=True)
@@ -19,11 +28,24 @@ class Ranks:
         rank: its number.
         count: how many there are.
         local: its number on its machine.
+        mesh: those that divide each of their samples between them; None if this one has samples
+            of its own.
     """
 
     rank: int = 0
     count: int = 1
     local: int = 0
+    mesh: Mesh | None = None
+
+    @property
+    def teams(self) -> int:
+        """How many groups of ranks there are that have samples of their own."""
+        return self.count if self.mesh is None else self.count // self.mesh.size
+
+    @property
+    def team(self) -> int:
+        """The number of this rank's group."""
+        return self.rank if self.mesh is None else self.rank // self.mesh.size
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum over all ranks, without gradient."""
@@ -32,20 +54,46 @@ class Ranks:
             distributed.all_reduce(total)
         return total
 
+    def add_up_patch(self, values: Tensor) -> Tensor:
+        """The sum over the ranks that share a patch, through which gradients pass."""
+        return values if self.mesh is None else add_up(values, self.mesh)
+
 
 @contextmanager
-def join_ranks(device: torch.device) -> Iterator[Ranks]:
-    """Join the ranks that torchrun has started, if it has, and leave them in the end."""
+def join_ranks(device: torch.device, partition: Zyx) -> Iterator[Ranks]:
+    """Join the ranks that torchrun has started, if it has, and leave them in the end.
+
+    Args:
+        device: that ranks compute on.
+        partition: ranks that share a patch, along z, y and x.
+
+    Raises:
+        ConfigError: there are not as many ranks as share patches, or a multiple of them.
+    """
     count = int(os.environ.get("WORLD_SIZE", "1"))
+    members = math.prod(partition)
+    if count % members:
+        raise ConfigError(
+            f"partition is {list(partition)}: {members} ranks share each patch, and there are "
+            f"{count}. Start a multiple of {members}: torchrun --nproc-per-node={members} "
+            "-m beam_inference train …"
+        )
     if count == 1:
         yield Ranks()
         return
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Ranks(
-            distributed.get_rank(),
-            distributed.get_world_size(),
-            int(os.environ.get("LOCAL_RANK", "0")),
-        )
+        rank = distributed.get_rank()
+        mesh = _join_mesh(partition, rank, count) if members > 1 else None
+        yield Ranks(rank, count, int(os.environ.get("LOCAL_RANK", "0")), mesh)
     finally:
         distributed.destroy_process_group()
+
+
+def _join_mesh(partition: Zyx, rank: int, count: int) -> Mesh:
+    """Join the mesh of this rank; all ranks must take part in making every mesh."""
+    members = math.prod(partition)
+    groups = [
+        distributed.new_group(range(first, first + members)) for first in range(0, count, members)
+    ]
+    return Mesh(partition, rank % members, groups[rank // members])

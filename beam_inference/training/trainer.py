@@ -27,20 +27,19 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from beam_inference.config.fields import Json
 from beam_inference.config.job import Network
+from beam_inference.engines.partition.share import name_layers
 from beam_inference.errors import (
     BeamInferenceError,
     ConfigError,
-    DeviceOutOfMemory,
-    ModelContractError,
     StateError,
 )
-from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.models.loading import load_network
 from beam_inference.models.tensors import tensor_fault
 from beam_inference.models.weights import load_checkpoint
 from beam_inference.training.config import TrainingConfig
 from beam_inference.training.losses import compute_loss
+from beam_inference.training.prediction import Prediction, predict
 from beam_inference.training.ranks import Ranks, join_ranks
 from beam_inference.training.results import NETWORK_FILE, write_network_file, write_results
 from beam_inference.training.samples import Batch, SampleStream
@@ -51,7 +50,7 @@ CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.json"
 _FREE_KEYS = (
     *("output", "workers", "validation_every", "validation_batches", "checkpoint_every"),
-    *("threads", "cache_bytes", "storage"),
+    *("threads", "cache_bytes", "storage", "partition"),
 )
 """Keys that may change between two launches of one training."""
 
@@ -102,7 +101,7 @@ def train(config: TrainingConfig) -> TrainingOutcome:
     device = _device(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    with join_ranks(device) as ranks:
+    with join_ranks(device, config.partition) as ranks:
         if device.type == "cuda":
             device = torch.device("cuda", ranks.local)
             torch.cuda.set_device(device)
@@ -127,8 +126,14 @@ def try_steps(config: TrainingConfig) -> Iterator[Trial]:
     """Prepare steps of a training by one process, without its output folder.
 
     Raises:
-        UserError: a volume, the network or a key is wrong.
+        UserError: a volume, the network or a key is wrong, or processes would share patches.
     """
+    if math.prod(config.partition) > 1:
+        raise ConfigError(
+            f"steps are tried by one process, and partition is {list(config.partition)}: each of "
+            "its ranks takes a part of a step's memory. Set partition to [1, 1, 1] to find the "
+            "batch of one process."
+        )
     device = _device(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -141,10 +146,11 @@ class _Trainer:
     """One rank's part of a training."""
 
     def __init__(self, config: TrainingConfig, ranks: Ranks, device: torch.device) -> None:
-        if config.batch_size % ranks.count:
+        if config.batch_size % ranks.teams:
             raise ConfigError(
-                f"batch_size is {config.batch_size}, for {ranks.count} ranks; expected a multiple "
-                "of their number, since each step's samples are shared out evenly"
+                f"batch_size is {config.batch_size}, for {ranks.count} ranks, of which "
+                f"{ranks.count // ranks.teams} share each sample; expected a multiple of "
+                f"{ranks.teams}, since each step's samples are shared out evenly"
             )
         self._config = config
         self._ranks = ranks
@@ -154,6 +160,8 @@ class _Trainer:
         has_validation = config.definite_split.validation > 0
         self._validation = self._make_stream("validation") if has_validation else None
         self._network = self._make_network()
+        if ranks.mesh is not None:
+            name_layers(self._network, ranks.mesh)
         self._parallel: nn.Module = self._network
         if ranks.count > 1:
             self._parallel = DistributedDataParallel(self._network)
@@ -182,8 +190,12 @@ class _Trainer:
                 self._take_step(batch)
                 self._note_step()
         seconds = max(time.monotonic() - begun, 1e-9)
+        example = self._predict_example()  # by all ranks, for they may share it
         if self._ranks.rank == 0:
-            write_results(self._config, self._trained, asdict(self._metrics), self._example())
+            planes = {
+                name: each[0, 0, each.shape[2] // 2].numpy() for name, each in example.items()
+            }
+            write_results(self._config, self._trained, asdict(self._metrics), planes)
         return TrainingOutcome(self._folder, self._metrics, self._step - first, waited / seconds)
 
     def try_step(self, samples: int) -> None:
@@ -212,15 +224,15 @@ class _Trainer:
             config.labelled_volumes,
             config.patch_shape,
             crop_margin=config.network.crop_margin,
-            batch_size=config.batch_size // self._ranks.count,
+            batch_size=config.batch_size // self._ranks.teams,
             split=config.definite_split,
             subset=subset,
             seed=config.seed,
             label_weights=config.label_weights,
             transform=TrainingTransform(config.target, config.normalize, augmentation),
             length=config.steps if is_training else config.validation_batches,
-            rank=self._ranks.rank,
-            world_size=self._ranks.count,
+            rank=self._ranks.team,
+            world_size=self._ranks.teams,
             cache_bytes=config.cache_bytes,
         )
 
@@ -250,23 +262,27 @@ class _Trainer:
             )
         return loaded.network.to(self._device).train()
 
-    def _predict(self, network: nn.Module, batch: Batch) -> Tensor:
+    def _predict(self, network: nn.Module, batch: Batch) -> Prediction:
         precision = self._config.precision
-        image = batch.arrays["image"].to(self._device, non_blocking=True)
+        image = batch.arrays["image"]
+        patch = batch.arrays["target"].shape[2:]
         with torch.autocast(
             self._device.type, getattr(torch, precision), enabled=precision != "float32"
         ):
-            logits = _call(network, image)
-        return _crop_to(logits, batch.arrays["target"], self._config.output_channels)
+            return predict(
+                network, image, patch, self._config.output_channels, self._ranks.mesh, self._device
+            )
 
     def _part_of_loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        prediction = self._predict(network, batch)
         return compute_loss(
-            self._predict(network, batch),
-            batch.arrays["target"].to(self._device, non_blocking=True),
-            batch.arrays["known"].to(self._device, non_blocking=True),
+            prediction.logits,
+            prediction.cut(batch.arrays["target"]).to(self._device, non_blocking=True),
+            prediction.cut(batch.arrays["known"]).to(self._device, non_blocking=True),
             self._config.loss,
             is_classes=isinstance(self._config.target, Classes),
             add_up=self._ranks.add_up,
+            add_up_patch=self._ranks.add_up_patch,
         )
 
     def _take_step(self, batch: Batch) -> None:
@@ -311,18 +327,17 @@ class _Trainer:
         self._network.train()
         return sum(losses) / len(losses)
 
-    def _example(self) -> Json:
-        """Planes through the middle of a sample: image, target, prediction."""
+    def _predict_example(self) -> dict[str, Tensor]:
+        """Image, target and, on rank 0, prediction of a batch (N, C, Z, Y, X)."""
         stream = self._stream if self._validation is None else self._validation
         batch = next(_all_of(stream))
         network = self._trained.eval()
         with torch.no_grad():
-            logits = self._predict(network, batch).float().cpu()
+            logits = self._predict(network, batch).whole().float().cpu()
         is_sigmoid = self._config.activation == "sigmoid"
         predicted = logits.sigmoid() if is_sigmoid else logits.softmax(1)
         arrays = {"image": batch.arrays["image"], "target": batch.arrays["target"]}
-        planes = {**arrays, "prediction": predicted}
-        return {name: each[0, 0, each.shape[2] // 2].numpy() for name, each in planes.items()}
+        return {**arrays, "prediction": predicted}
 
     def _state(self) -> Json:
         return {
@@ -463,42 +478,6 @@ def _learning_rate(config: TrainingConfig, step: int) -> float:
     if wanted.schedule == "cosine":
         rate *= 0.5 * (1 + math.cos(math.pi * step / config.steps))
     return rate
-
-
-def _call(network: nn.Module, image: Tensor) -> Tensor:
-    try:
-        answer = network(image)
-    except torch.OutOfMemoryError:
-        raise DeviceOutOfMemory(
-            f"the device has too little memory to train with {list(image.shape)} voxels at a time: "
-            "make batch_size or patch_shape smaller, or take more ranks"
-        ) from None
-    except (RuntimeError, ValueError) as error:
-        raise ModelContractError(
-            f"the network failed on an image of shape {list(image.shape)}: "
-            f"{describe_error(error)}. Check that patch_shape, with network.crop_margin, is one "
-            "that the network can take, such as a multiple of its pooling, and input_channels."
-        ) from error
-    if not isinstance(answer, Tensor):
-        raise ModelContractError(
-            f"the network returned a {type(answer).__name__}; expected one tensor of logits"
-        )
-    return answer
-
-
-def _crop_to(logits: Tensor, target: Tensor, channels: int) -> Tensor:
-    """Logits of the patch: the network may answer for its crop margin, too."""
-    wanted = target.shape[2:]
-    found = logits.shape[2:]
-    excess = [a - b for a, b in zip(found, wanted, strict=True)] if len(found) == 3 else [-1]
-    if logits.shape[1] != channels or min(excess) < 0 or any(each % 2 for each in excess):
-        raise ConfigError(
-            f"the network returned {list(logits.shape)}; expected {channels} channels of "
-            f"{list(wanted)} voxels, or as many more as its input has. Check the factory, "
-            "patch_shape, network.crop_margin and the target."
-        )
-    z, y, x = (slice(each // 2, each // 2 + n) for each, n in zip(excess, wanted, strict=True))
-    return logits[:, :, z, y, x]
 
 
 def _show_progress(step: int, steps: int, metrics: Metrics) -> None:

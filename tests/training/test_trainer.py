@@ -20,7 +20,7 @@ from helpers import read_volume, write_volume
 from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError, ModelContractError, StateError
 from beam_inference.training.config import load_training, parse_training
-from beam_inference.training.trainer import CHECKPOINT, TrainingDiverged, train
+from beam_inference.training.trainer import CHECKPOINT, TrainingDiverged, train, try_steps
 
 NETWORK = """
 import torch
@@ -179,27 +179,83 @@ def test_a_training_that_is_killed_at_random_gives_the_same_bits(folder):
     ids=["plain", "batch_norm"],
 )
 def test_two_ranks_give_one_ranks_weights(folder, network):
-    keys = {
-        "steps": 20,
-        "batch_size": 4,
-        "network": network,
-        "optimizer": {"kind": "sgd", "learning_rate": 0.05},
-        "loss": {"kind": "dice_cross_entropy", "balance": 0.5},
-        "target": {"kind": "affinities", "unlabelled": 3},
-    }
-    for count in (1, 2):
-        path = folder / f"ranks{count}.yaml"
-        path.write_text(yaml.safe_dump(values(**keys) | {"output": f"ranks{count}"}))
-        run = ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-        subprocess.run(
-            [sys.executable, "-m", *run, "-m", "beam_inference", "train", str(path)],
-            check=True,
-            capture_output=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-    one = weights(folder, "ranks1")
-    for name, each in weights(folder, "ranks2").items():
-        torch.testing.assert_close(each, one[name], rtol=0, atol=1e-5)
+    train_with_ranks(folder, 1, network=network)
+    train_with_ranks(folder, 2, network=network)
+    check_close(weights(folder, "ranks1"), weights(folder, "ranks2"))
+
+
+RANKS_KEYS = {
+    "steps": 20,
+    "batch_size": 4,
+    "optimizer": {"kind": "sgd", "learning_rate": 0.05},
+    "loss": {"kind": "dice_cross_entropy", "balance": 0.5},
+    "target": {"kind": "affinities", "unlabelled": 3},
+}
+
+
+def train_with_ranks(folder, count, **keys):
+    """Train in as many processes, into the folder "ranks" and their number."""
+    path = folder / f"ranks{count}.yaml"
+    config = values(**RANKS_KEYS) | keys | {"output": f"ranks{count}"}
+    path.write_text(yaml.safe_dump(config))
+    run = ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    subprocess.run(
+        [sys.executable, "-m", *run, "-m", "beam_inference", "train", str(path)],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def check_close(first, second):
+    assert first.keys() == second.keys()
+    for name, each in first.items():
+        torch.testing.assert_close(each, second[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("count", "partition", "network"),
+    [
+        (2, [1, 1, 2], {"path": "networks.py:plain", "crop_margin": [1, 2, 2]}),
+        (4, [1, 2, 1], {"residual_unet": {"widths": [3, 4], "pooling": [1, 2, 2]}}),
+        (4, [2, 1, 1], {"residual_unet": {"widths": [3], "normalization": "batch"}}),
+        (2, [2, 1, 1], {"residual_unet": {"widths": [3, 4], "pooling": [4, 2, 2]}}),
+    ],
+    ids=["crop margin", "two teams", "batch norm", "a share without voxels"],
+)
+def test_ranks_that_share_patches_give_one_ranks_weights(folder, count, partition, network):
+    train_with_ranks(folder, 1, network=network, ema=0.9)
+    train_with_ranks(folder, count, network=network, ema=0.9, partition=partition)
+    check_close(weights(folder, "ranks1"), weights(folder, f"ranks{count}"))
+    metrics = [json.loads((folder / f"ranks{n}" / "metrics.json").read_text()) for n in (1, count)]
+    assert np.allclose(metrics[0]["loss"], metrics[1]["loss"], atol=1e-5)
+    assert np.allclose(metrics[0]["validation"], metrics[1]["validation"], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_training_that_shares_patches_may_go_on_alone(folder):
+    network = {"residual_unet": {"widths": [3, 4], "pooling": [1, 2, 2]}}
+    optimizer = {"kind": "sgd", "learning_rate": 0.05, "schedule": "constant"}
+    keys = {"network": network, "optimizer": optimizer}
+    train_with_ranks(folder, 2, partition=[1, 1, 2], **keys | {"steps": 10})
+    (folder / "ranks2").rename(folder / "ranks1")
+    train_with_ranks(folder, 1, **keys)
+    (folder / "ranks1").rename(folder / "both")
+    train_with_ranks(folder, 1, **keys)
+    check_close(weights(folder, "both"), weights(folder, "ranks1"))
+
+
+def test_a_number_of_ranks_that_does_not_fit_is_refused(folder, monkeypatch, one_thread):
+    config = parse_training(values(partition=[1, 2, 2]), folder)
+    for count in ("1", "6"):
+        monkeypatch.setenv("WORLD_SIZE", count)
+        with pytest.raises(ConfigError, match=f"4 ranks share each patch, and there are {count}"):
+            train(config)
+    with pytest.raises(ConfigError, match="steps are tried by one process"), try_steps(config):
+        pass
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from beam_inference.engines.partition.windows import (
 )
 from beam_inference.errors import ModelContractError
 from beam_inference.geometry.shares import TransposedWindow, Window
+from beam_inference.residual_unet import normalize_in_place
 
 Function = Callable[..., Any]
 
@@ -318,6 +319,24 @@ def _voxelwise(function: Function, in_place: bool = False) -> Function:
     return run
 
 
+def _dropout3d(input: Part, p: float = 0.5, training: bool = True, inplace: bool = False) -> Part:
+    """Drop channels, the same ones on all members."""
+    ones = input.values.new_ones((*input.values.shape[:2], 1, 1, 1))
+    drawn = functional.dropout3d(ones, p, training)
+    kept = input.mesh.add_up(drawn if input.mesh.rank == 0 else torch.zeros_like(drawn))
+    return input.with_values(input.values.mul_(kept) if inplace else input.values * kept)
+
+
+def _normalize_in_place(
+    input: Part, scale: Tensor, bias: Tensor, slope: float, epsilon: float
+) -> tuple[Part, Tensor, Tensor, Tensor]:
+    """The training pass of the batch normalisation of ours, which adds over all ranks itself."""
+    # a copy, for PyTorch lets no function change a view that returns several tensors
+    values, *statistics = normalize_in_place(input.values.clone(), scale, bias, slope, epsilon)
+    mean, variance, count = statistics
+    return input.with_values(values), mean, variance, count
+
+
 def _attribute(function: Function) -> Function:
     return lambda input, *arguments: function(input.values, *arguments)
 
@@ -340,7 +359,7 @@ _IN_PLACE = (
 _ACTIVATIONS = (
     "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish "
     "relu relu6 rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink "
-    "dropout alpha_dropout feature_alpha_dropout "
+    "dropout alpha_dropout "
 )
 _ACTIVATIONS_IN_PLACE = "celu_ elu_ hardtanh_ leaky_relu_ relu_ rrelu_ selu_"
 _ATTRIBUTES = "device dtype grad_fn is_cuda is_leaf layout ndim requires_grad"
@@ -418,5 +437,6 @@ FUNCTIONS: Mapping[Function, Function] = {
             torch.Tensor.log_softmax,
         )
     },
-    functional.dropout3d: _voxelwise(functional.dropout3d),
+    functional.dropout3d: _dropout3d,
+    normalize_in_place: _normalize_in_place,
 }

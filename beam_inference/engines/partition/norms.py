@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from beam_inference.engines.partition.mesh import add_up, needs_gradient
+from beam_inference.engines.partition.mesh import Mesh
 from beam_inference.engines.partition.part import Part
+
+_NOT_CHANNELS = (0, 2, 3, 4)
 
 
 def normalize_groups(
@@ -17,15 +22,13 @@ def normalize_groups(
 ) -> Part:
     """Group normalisation; with as many groups as channels, instance normalisation."""
     batch, channels = part.values.shape[:2]
-    grouped = part.values.reshape(batch * groups, channels // groups, -1)
-    mean, variance = _statistics(grouped, (1, 2), _count(part, channels // groups), part)
     each = channels // groups
-    means = mean.repeat_interleave(each)
-    variances = variance.repeat_interleave(each)
+    sets = _Sets(each, math.prod(part.division.shape) * each, part.mesh)
+    flat = part.values.reshape(1, batch * channels, *part.values.shape[2:])
+    mean, variance = _statistics(flat, sets)
     scale = None if weight is None else weight.repeat(batch)
     shift = None if bias is None else bias.repeat(batch)
-    values = part.values.reshape(1, batch * channels, *part.values.shape[2:])
-    normal = _apply(values, means, variances, scale, shift, epsilon)
+    normal = _normalize(flat, mean, variance, scale, shift, epsilon, sets)
     return part.with_values(normal.reshape(part.values.shape))
 
 
@@ -38,67 +41,121 @@ def normalize_batch(
     epsilon: float,
 ) -> Part:
     """Batch normalisation by the batch's own statistics, which update the running ones, if any."""
-    count = _count(part, part.values.shape[0])
-    mean, variance = _statistics(part.values, (0, 2, 3, 4), count, part)
+    count = math.prod(part.division.shape) * part.values.shape[0]
+    sets = _Sets(1, count, part.mesh)
+    mean, variance = _statistics(part.values, sets)
     if running is not None:
         with torch.no_grad():
             running[0].lerp_(mean.to(running[0].dtype), momentum)
             running[1].lerp_(variance.to(running[1].dtype) * (count / (count - 1)), momentum)
-    return part.with_values(_apply(part.values, mean, variance, weight, bias, epsilon))
+    normal = _normalize(part.values, mean, variance, weight, bias, epsilon, sets)
+    return part.with_values(normal)
 
 
-def _count(part: Part, times: int) -> int:
-    return math.prod(part.division.shape) * times
+@dataclass(frozen=True)
+class _Sets:
+    """The sets of values of an array (N, C, Z, Y, X) that have a mean and a variance each.
+
+    Attributes:
+        channels: of a set, which lie one after the other; a set is of all N samples.
+        count: values of a set, of all members.
+        mesh: the members.
+    """
+
+    channels: int
+    count: int
+    mesh: Mesh
+
+    def average(self, sums: Tensor) -> Tensor:
+        """The mean of each channel's set.
+
+        Args:
+            sums: (…, C), of what this member holds of each channel; they are added in float64.
+        """
+        sets = sums.double().reshape(*sums.shape[:-1], -1, self.channels).sum(-1)
+        return self.mesh.add_up(sets).repeat_interleave(self.channels, -1) / self.count
 
 
-def _statistics(
-    values: Tensor, axes: tuple[int, ...], count: int, part: Part
-) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance over some axes and all members.
+@torch.no_grad()
+def _statistics(values: Tensor, sets: _Sets) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel's set, (C,).
 
-    Each member's sums are exact enough in float32, for they are of differences from its own mean;
-    what the members add is float64.
+    Each member's sums are exact enough in float32, for they are of differences from its own mean.
     """
     wide = torch.promote_types(values.dtype, torch.float32)
-    if needs_gradient(values):
-        mean = add_up(values.sum(axes, dtype=wide), part.mesh) / count
-        shape = [n if axis not in axes else 1 for axis, n in enumerate(values.shape)]
-        squares = (values - mean.view(shape)).square().sum(axes)
-        return mean, add_up(squares, part.mesh) / count
-    own = values.numel() // max(1, _kept(values, axes))
+    own = values.numel() // values.shape[1]
     if own:
-        variances, means = torch.var_mean(values.to(wide), axes, correction=0)
-        means, variances = means.double(), variances.double()
+        variances, means = torch.var_mean(values.to(wide), _NOT_CHANNELS, correction=0)
+        variances, means = variances.double(), means.double()
     else:
-        means = values.new_zeros([values.shape[a] for a in range(values.ndim) if a not in axes])
-        means = means.double()
+        means = values.new_zeros(values.shape[1], dtype=torch.float64)
         variances = means
-    sums = torch.stack([own * means, own * (variances + means.square())])
-    total = add_up(sums, part.mesh) / count
-    mean = total[0]
-    variance = (total[1] - mean.square()).clamp_min(0)
+    mean, square = sets.average(own * torch.stack([means, variances + means.square()]))
+    variance = (square - mean.square()).clamp_min(0)
     return mean.to(wide), variance.to(wide)
 
 
-def _kept(values: Tensor, axes: tuple[int, ...]) -> int:
-    return math.prod(n for axis, n in enumerate(values.shape) if axis not in axes)
-
-
-def _apply(
+def _normalize(
     values: Tensor,
     mean: Tensor,
     variance: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     epsilon: float,
+    sets: _Sets,
 ) -> Tensor:
     """(values - mean) / sqrt(variance + epsilon) * weight + bias, all of channels."""
-    if not needs_gradient(values) and not needs_gradient(mean):
+    normal: Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
+        values, mean, variance, weight, bias, epsilon, sets
+    )
+    return normal
+
+
+class _Normalize(torch.autograd.Function):
+    """Normalises by PyTorch's own kernel, and keeps the values alone, as PyTorch does.
+
+    Mean and variance are of the voxels of all members, and so are the gradients that pass through
+    them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        sets: _Sets,
+    ) -> Tensor:
+        ctx.epsilon = epsilon
+        ctx.sets = sets
+        ctx.save_for_backward(values, mean, variance, weight, bias)
         if values.numel() == 0:
             return values.clone()
         return functional.batch_norm(values, mean, variance, weight, bias, False, 0.0, epsilon)
-    shape = (1, -1, *[1] * (values.ndim - 2))
-    scale = (variance + epsilon).rsqrt()
-    scale = scale if weight is None else scale * weight
-    normal = (values - mean.view(shape)) * scale.view(shape)
-    return normal if bias is None else normal + bias.view(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values, mean, variance, weight, bias = ctx.saved_tensors
+        gradient = gradients[0].to(mean.dtype)
+        inverse = (variance + ctx.epsilon).rsqrt()
+        scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+        normal = (values - _of_channels(mean)) * _of_channels(inverse)
+        sums = gradient.sum(_NOT_CHANNELS)
+        products = (gradient * normal).sum(_NOT_CHANNELS)
+        of_mean, of_variance = ctx.sets.average(torch.stack([sums, products]) * scale)
+        result = gradient * _of_channels(scale)
+        result -= _of_channels(of_mean.to(mean.dtype))
+        result -= normal.mul_(_of_channels(of_variance.to(mean.dtype)))
+        result *= _of_channels(inverse)
+        of_weight = None if weight is None else products.to(weight.dtype)
+        of_bias = None if bias is None else sums.to(bias.dtype)
+        return result.to(values.dtype), None, None, of_weight, of_bias, None, None
+
+
+def _of_channels(each: Tensor) -> Tensor:
+    """Values of channels (C,) beside an array (N, C, Z, Y, X)."""
+    return each[:, None, None, None]

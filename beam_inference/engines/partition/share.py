@@ -108,8 +108,8 @@ def _name_of(func: Callable[..., Any]) -> str:
 def _refusal(mesh: Mesh, what: str) -> ModelContractError:
     layer = mesh.layers[-1] if mesh.layers else ""
     return ModelContractError(
-        f"inference.partition: {layer or 'the network'} cannot be divided: {what}. Remove "
-        "partition, or replace this layer."
+        f"partition: {layer or 'the network'} cannot be divided: {what}. Remove partition, or "
+        "replace this layer."
     )
 
 
@@ -156,8 +156,8 @@ def run_divided(
     answer = network(Share.of(Part(values, divide(shape, mesh.shape), mesh)))
     if not isinstance(answer, Share):
         raise ModelContractError(
-            "inference.partition: the network's answer must be one array (batch, channels, z, y, "
-            f"x), divided as its input is; it returns a {type(answer).__name__}"
+            "partition: the network's answer must be one array (batch, channels, z, y, x), divided "
+            f"as its input is; it returns a {type(answer).__name__}"
         )
     return answer.part
 

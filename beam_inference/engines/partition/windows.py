@@ -7,15 +7,18 @@ So there is no second, larger copy of the input, and no wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from beam_inference.engines.partition.mesh import (
     Piece,
     assemble,
     begin_fetch,
+    fetch,
     needs_gradient,
     plan_fetch,
 )
@@ -69,10 +72,16 @@ def convolve(part: Part, windows: Windows, channels: int, local: LocalConvolutio
     own = outputs[part.mesh.rank]
     margins = _margins(part, windows, own)
     if margins is None or needs_gradient(part.values):
-        values = gather_box(part, seen)
+        pieces = fetch(plan_fetch(part.mesh, part.division, seen), part.values)
         if is_empty(own):
-            return result.with_values(connect_empty(values, box_shape(own), channels))
-        return result.with_values(local(values, (0, 0, 0)))
+            values = pieces[0].values
+            empty = connect_empty(values, box_shape(own), channels)
+            kernel = [w.reach + 1 for w in windows]
+            none = local(values.new_zeros((0, values.shape[1], *kernel)), (0, 0, 0))
+            return result.with_values(empty + none.sum())  # weights have gradients everywhere
+        box = seen[part.mesh.rank]
+        with _pieces_kept(pieces, box) as values:
+            return result.with_values(local(values, (0, 0, 0)))
     arrived = begin_fetch(plan_fetch(part.mesh, part.division, seen), part.values)
     values = local(part.values, margins)
     pieces = [Piece(part.box, part.values), *arrived()]
@@ -80,6 +89,37 @@ def convolve(part: Part, windows: Windows, channels: int, local: LocalConvolutio
         near = assemble(pieces, _seen(windows, shell))
         values[slices_in(shell, own)] = local(near, (0, 0, 0))
     return result.with_values(values)
+
+
+@contextmanager
+def _pieces_kept(pieces: Sequence[Piece], box: Box) -> Iterator[Tensor]:
+    """Assemble a box; for gradients not it is kept, but the pieces, of which the others are small.
+
+    So a convolution keeps no copy of what the layer before it keeps anyway.
+
+    Raises:
+        RuntimeError: in the backward pass, as PyTorch would: the values were changed in place.
+    """
+    whole = assemble(pieces, box)
+    kept = [Piece(each.box, each.values.detach()) for each in pieces]
+    own = kept[0].values
+    version = own._version
+
+    def pack(saved: Tensor) -> Tensor | None:
+        return None if saved.data_ptr() == whole.data_ptr() else saved
+
+    def unpack(saved: Tensor | None) -> Tensor:
+        if saved is not None:
+            return saved
+        if own._version != version:
+            raise RuntimeError("the input of a convolution was changed in place after it")
+        return assemble(kept, box)
+
+    if whole.data_ptr() == own.data_ptr():
+        yield whole  # no copy: there is one piece
+        return
+    with saved_tensors_hooks(pack, unpack):
+        yield whole
 
 
 def _margins(part: Part, windows: Windows, own: Box) -> tuple[int, ...] | None:
@@ -142,7 +182,9 @@ def convolve_transposed(
     own = division.boxes[part.mesh.rank]
     values = gather_box(part, needs)
     if is_empty(own):
-        return result.with_values(connect_empty(values, box_shape(own), channels))
+        empty = connect_empty(values, box_shape(own), channels)
+        none = local(values.new_zeros((0, values.shape[1], 1, 1, 1)), (0, 0, 0), (0, 0, 0))
+        return result.with_values(empty + none.sum())  # weights have gradients everywhere
     before = []
     further = []
     index = []

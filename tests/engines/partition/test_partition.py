@@ -354,3 +354,36 @@ def test_answers_are_joined_in_place(members):
         lambda mesh: run_divided(nn.Identity(), own_part(batch, mesh), batch.shape[2:], mesh)
     )
     assert torch.equal(join_parts(parts), batch)
+
+
+def test_dropped_channels_are_the_same_in_all_parts(members):
+    batch = torch.ones(2, 8, 4, 6, 8)
+
+    def run(mesh):
+        torch.manual_seed(mesh.rank)  # as ranks of a training have
+        return run_divided(nn.Dropout3d(0.5), own_part(batch, mesh), batch.shape[2:], mesh)
+
+    whole = join_parts(members((1, 2, 2)).run(run))
+    kept = whole[:, :, 0, 0, 0]
+    assert torch.equal(whole, kept[:, :, None, None, None].expand_as(whole))
+    assert set(kept.unique().tolist()) == {0.0, 2.0}
+
+
+def test_an_input_that_is_changed_after_its_convolution_is_noticed(members):
+    class Careless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv3d(1, 2, 3, padding=1)
+            self.second = nn.Conv3d(2, 2, 3, padding=1)
+
+        def forward(self, x):
+            x = self.first(x)
+            y = self.second(x)
+            x.mul_(2)
+            return y + x
+
+    batch = torch.randn(1, 1, 4, 6, 8)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        Careless()(batch).sum().backward()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        train(members((1, 1, 2)), Careless(), batch, torch.ones(1, 2, 4, 6, 8))

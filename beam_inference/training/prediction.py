@@ -1,0 +1,114 @@
+"""What a network answers to a batch, or a rank's part of that answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from beam_inference.engines.partition.mesh import Mesh
+from beam_inference.engines.partition.part import Part, crop, gather_box
+from beam_inference.engines.partition.share import own_part, run_divided
+from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError
+from beam_inference.foreign_text import describe_error
+from beam_inference.geometry.shares import Box, slices_in
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Logits of patches, of which this rank may have a part.
+
+    Attributes:
+        logits: (N, channels, *part) of the patches.
+        part: where they lie, and who has the others; None if they are whole.
+    """
+
+    logits: Tensor
+    part: Part | None = None
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """The voxels of an array (N, C, Z, Y, X) of whole patches that these logits are of."""
+        if self.part is None:
+            return whole
+        return whole[slices_in(self.part.box, tuple((0, n) for n in whole.shape[2:]))]
+
+    def whole(self) -> Tensor:
+        """The logits of whole patches, on the first rank that shares them; nothing on others."""
+        if self.part is None:
+            return self.logits
+        everything: Box = tuple((0, n) for n in self.part.division.shape)
+        nothing: Box = ((0, 0),) * 3
+        needs = [everything, *[nothing] * (self.part.mesh.size - 1)]
+        return gather_box(self.part, needs)
+
+
+def predict(
+    network: nn.Module,
+    image: Tensor,
+    patch: Sequence[int],
+    channels: int,
+    mesh: Mesh | None,
+    device: torch.device,
+) -> Prediction:
+    """Compute the logits of a batch of patches.
+
+    Args:
+        network: that computes them, on the device.
+        image: (N, C, Z, Y, X), patches with the network's crop margin.
+        patch: shape of a patch, ZYX.
+        channels: that the network must return.
+        mesh: ranks that share the batch; all of them must call this. None for a whole batch.
+        device: where the network is.
+
+    Raises:
+        DeviceOutOfMemory: the device has too little memory for it.
+        ModelContractError: the network fails, or returns no tensor.
+        ConfigError: it returns another shape.
+    """
+    if mesh is None:
+        with _explained(image.shape):
+            answer = network(image.to(device, non_blocking=True))
+        if not isinstance(answer, Tensor):
+            raise ModelContractError(
+                f"the network returned a {type(answer).__name__}; expected one tensor of logits"
+            )
+        box = _patch_within(answer.shape, patch, channels)
+        return Prediction(answer[slices_in(box, tuple((0, n) for n in answer.shape[2:]))])
+    own = own_part(image, mesh).to(device, non_blocking=True)
+    with _explained(image.shape):
+        part = run_divided(network, own, image.shape[2:], mesh)
+    part = crop(part, _patch_within(part.shape, patch, channels))
+    return Prediction(part.values, part)
+
+
+@contextmanager
+def _explained(shape: Sequence[int]) -> Iterator[None]:
+    """Turn the errors of a network into errors of ours, with the shape of its image."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise DeviceOutOfMemory(
+            f"the device has too little memory to train with {list(shape)} voxels at a time: "
+            "make batch_size or patch_shape smaller, or take more ranks"
+        ) from None
+    except (RuntimeError, ValueError) as error:
+        raise ModelContractError(
+            f"the network failed on an image of shape {list(shape)}: "
+            f"{describe_error(error)}. Check that patch_shape, with network.crop_margin, is one "
+            "that the network can take, such as a multiple of its pooling, and input_channels."
+        ) from error
+
+
+def _patch_within(found: Sequence[int], patch: Sequence[int], channels: int) -> Box:
+    """Where the patch lies in an answer: the network may answer for its crop margin, too."""
+    excess = [a - b for a, b in zip(found[2:], patch, strict=True)] if len(found) == 5 else [-1]
+    if found[1] != channels or min(excess) < 0 or any(each % 2 for each in excess):
+        raise ConfigError(
+            f"the network returned {list(found)}; expected {channels} channels of "
+            f"{list(patch)} voxels, or as many more as its input has. Check the factory, "
+            "patch_shape, network.crop_margin and the target."
+        )
+    return tuple((each // 2, each // 2 + n) for each, n in zip(excess, patch, strict=True))
