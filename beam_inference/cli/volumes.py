@@ -68,7 +68,7 @@ def _add_source_and_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="IN",
-        help="a file, a folder or a quoted glob of slices, or a volume's URL",
+        help="a file, a folder or a quoted glob of slices, or a volume; a path or URL",
     )
     parser.add_argument(
         "target",
@@ -131,6 +131,7 @@ def _add_convert(subparsers: Subparsers) -> None:
         "convert a volume from one format into another",
         "'slices/*.png' em --voxel-size 40,4,4",
         "gs://bucket/em em.h5:raw --scale 2",
+        "gs://bucket/em.nii gs://bucket/em",
         description=(
             "Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, "
             "zarr, N5; from CZI, LIF, ND2, IMS, DICOM and whole slides, too. Volumes of blocks are "

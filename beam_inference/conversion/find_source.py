@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,6 +12,7 @@ from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.conversion.czi import czi_source
 from beam_inference.conversion.dicom import dicom_series, is_dicom_folder
+from beam_inference.conversion.fetched_source import fetched_source, launch_errors
 from beam_inference.conversion.hdf5 import hdf5_source
 from beam_inference.conversion.ims import ims_source
 from beam_inference.conversion.lif import lif_source
@@ -22,15 +23,18 @@ from beam_inference.conversion.nifti import nifti_source
 from beam_inference.conversion.npy import npy_source, npz_source
 from beam_inference.conversion.nrrd import nrrd_source
 from beam_inference.conversion.protocol import Read, Source, SourceInfo
-from beam_inference.conversion.stacks import slice_stack
-from beam_inference.conversion.tiff import tiff_source
+from beam_inference.conversion.raw_array import RawSource, remote_grain
+from beam_inference.conversion.stacks import has_slices, slice_stack
+from beam_inference.conversion.stored_files import StoredFile, is_url
+from beam_inference.conversion.tiff import TiffPages, tiff_source
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import local_folder
 from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.remote_files import RemoteFile, find_remote_file, is_glob
 
-_WITHOUT_DATASETS: dict[str, Callable[[str], Source]] = {
+_WITHOUT_DATASETS: dict[str, Callable[[StoredFile], RawSource]] = {
     ".npy": npy_source,
     **dict.fromkeys((".nii", ".nii.gz"), nifti_source),
     **dict.fromkeys((".nrrd", ".nhdr"), nrrd_source),
@@ -49,9 +53,10 @@ _WITH_DATASETS: dict[str, Callable[[str, str | None], Source]] = {
     ".npz": npz_source,
 }
 _SLIDES = (".svs", ".ndpi", ".scn", ".bif", ".qptiff", ".btf", ".tf8")
+_TIFFS = (".tif", ".tiff", *_SLIDES)
 _WITH_SCALES: dict[str, Callable[[str, str | None, int], Source]] = {
     ".ims": ims_source,
-    **dict.fromkeys((".tif", ".tiff", *_SLIDES), tiff_source),
+    **dict.fromkeys(_TIFFS, tiff_source),
 }
 _SLICES = (".png", ".jpg", ".jpeg")
 _SUFFIXES = (*_WITHOUT_DATASETS, *_WITH_DATASETS, *_WITH_SCALES, *_SLICES)
@@ -148,13 +153,11 @@ def find_source(path: str, dataset: str | None, scale: int, storage: Storage) ->
     Raises:
         UserError: there is nothing that can be read, or a library is not installed.
     """
-    is_url = "://" in path and not path.startswith("file://")
-    if is_url or "|" in path:  # "|" separates the parts of TensorStore's own URLs
-        if "|" not in path and _suffix(path) is not None:
-            raise ConfigError(
-                f"{path}: single files are read from this machine's disks only. Copy it here first."
-            )
+    if "|" in path:  # it separates the parts of TensorStore's own URLs
         return tensorstore_volume(_inside(path, dataset), scale, storage)
+    if is_url(path):
+        with launch_errors():
+            return _remote_source(path, dataset, scale, storage)
     with path_errors(path):
         local, dataset_in_path = split_dataset(str(local_folder(path) or path))
         return _local_source(local, dataset or dataset_in_path, scale, storage)
@@ -173,6 +176,60 @@ def _inside(url: str, dataset: str | None) -> str:
     return f"{url.rstrip('/')}/{quote(dataset)}"
 
 
+def _remote_source(url: str, dataset: str | None, scale: int, storage: Storage) -> Source:
+    """The source in an object store, or on a web server."""
+    url, dataset_in_url = split_dataset(url)
+    dataset = dataset or dataset_in_url
+    suffix = _suffix(url)
+    if suffix == ".dcm" and is_glob(url):
+        raise ConfigError(
+            f"{url}: DICOM series are read from this machine's disks only. Copy it here first."
+        )
+    if is_glob(url) or suffix in _SLICES:
+        _check_choice(url, suffix, dataset, scale)
+        return slice_stack(url, storage)
+    if suffix is not None:
+        _check_choice(url, suffix, dataset, scale)
+        return _remote_file_source(find_remote_file(url, storage), suffix, dataset, scale)
+    is_folder = dataset is None and not re.match("https?://", url)
+    if is_folder and volume_at(url, storage) is None and has_slices(url, storage):
+        _check_choice(url, suffix, dataset, scale)
+        return slice_stack(url, storage)
+    return tensorstore_volume(_inside(url, dataset), scale, storage)
+
+
+def _remote_file_source(file: RemoteFile, suffix: str, dataset: str | None, scale: int) -> Source:
+    """The volume in one file: read in parts where its reader can do that, else copied here."""
+    if suffix in _WITHOUT_DATASETS:
+        return _read_in_parts(_WITHOUT_DATASETS[suffix](file))
+    if suffix == ".npz":
+        return npz_source(file, dataset)
+    if suffix in _TIFFS:
+        return _read_in_parts(tiff_source(file, dataset, scale))
+    return fetched_source(file, dataset, scale, _file_source)
+
+
+def _read_in_parts(source: RawSource | TiffPages) -> Source:
+    """A source of which chunks take whole stretches, so that requests are few."""
+    if isinstance(source, TiffPages) or source.packing is not None:
+        return source
+    return replace(source, info=replace(source.info, grain=remote_grain(source.layout)))
+
+
+def _check_choice(name: str, suffix: str | None, dataset: str | None, scale: int) -> None:
+    """Refuse a dataset or a scale of what has none. Raises ConfigError."""
+    if dataset is not None and suffix not in {*_WITH_DATASETS, *_WITH_SCALES}:
+        raise ConfigError(
+            f"--dataset {dataset}: {name} has no datasets. HDF5, .npz, TIFF, DICOM and files of "
+            "microscopes have."
+        )
+    if scale and suffix not in _WITH_SCALES:
+        raise ConfigError(
+            f"--scale {scale}: {name} has no scales; precomputed and OME-Zarr volumes, IMS and "
+            "slides have"
+        )
+
+
 def _local_source(local: str, dataset: str | None, scale: int, storage: Storage) -> Source:
     path = Path(local)
     suffix = _suffix(local)
@@ -183,16 +240,7 @@ def _local_source(local: str, dataset: str | None, scale: int, storage: Storage)
         if volume_at(url, storage):
             return tensorstore_volume(url, scale, storage)
     is_series = path.is_dir() and is_dicom_folder(path)
-    if dataset is not None and not is_series and suffix not in {*_WITH_DATASETS, *_WITH_SCALES}:
-        raise ConfigError(
-            f"--dataset {dataset}: {local} has no datasets. HDF5, .npz, TIFF, DICOM and files of "
-            "microscopes have."
-        )
-    if scale and suffix not in _WITH_SCALES:
-        raise ConfigError(
-            f"--scale {scale}: {local} has no scales; precomputed and OME-Zarr volumes, IMS and "
-            "slides have"
-        )
+    _check_choice(local, ".dcm" if is_series else suffix, dataset, scale)
     if is_series or (suffix == ".dcm" and not path.is_file()):
         return dicom_series(local, dataset)
     if path.is_file():

@@ -34,7 +34,7 @@ from beam_inference.conversion.protocol import (
     stated_voxel_size,
     voxel_offset,
 )
-from beam_inference.conversion.raw_array import file_identity
+from beam_inference.conversion.stored_files import file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx

@@ -20,7 +20,7 @@ from beam_inference.conversion.protocol import (
     import_library,
     stated_voxel_size,
 )
-from beam_inference.conversion.raw_array import file_identity
+from beam_inference.conversion.stored_files import file_identity
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, triple

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from beam_inference.conversion.raw_array import (
     check_packed_length,
     read_start,
 )
+from beam_inference.conversion.stored_files import StoredFile, suffix_of
 from beam_inference.errors import VolumeError
 
 _HEADER_BYTES = 1024
@@ -40,7 +40,7 @@ _IMOD_SIGNED = 1
 _IMOD_HALF_BYTES = 16
 
 
-def mrc_source(path: str) -> RawSource:
+def mrc_source(path: StoredFile) -> RawSource:
     """An ``.mrc``, ``.rec``, ``.map`` or ``.st`` file, or one compressed with gzip or bzip2.
 
     Raises:
@@ -48,12 +48,12 @@ def mrc_source(path: str) -> RawSource:
         ConfigError: mrcfile is not installed.
     """
     import_library("mrcfile", "MRC")
-    packing = {".gz": "gzip", ".bz2": "bzip2"}.get(Path(path).suffix.lower())
+    packing = {".gz": "gzip", ".bz2": "bzip2"}.get(suffix_of(path))
     with header_errors(f"{path} is not an MRC file"), np.errstate(all="ignore"):
         return _read(path, packing)
 
 
-def _read(path: str, packing: str | None) -> RawSource:
+def _read(path: StoredFile, packing: str | None) -> RawSource:
     mrcfile = import_library("mrcfile", "MRC")
     start = read_start(path, packing, _HEADER_BYTES)
     with warnings.catch_warnings():
@@ -74,11 +74,11 @@ def _read(path: str, packing: str | None) -> RawSource:
             )
         if not flags & _IMOD_SIGNED:  # MRC2014 itself has signed bytes only
             dtype = np.dtype(np.uint8)
-    dtype_name = number_dtype(dtype, path)
+    dtype_name = number_dtype(dtype, str(path))
     _check_axes(path, header)
     shape = (int(header.nz), int(header.ny), int(header.nx))
     extension = int(np.frombuffer(start[_EXTENSION_LENGTH], header.dtype["nsymbt"])[0])
-    check_shape(path, (*shape, extension))
+    check_shape(str(path), (*shape, extension))
     layout = RawLayout(dtype.str, shape, "ZYX", _HEADER_BYTES + extension)
     if packing is None:
         check_length(path, layout)
@@ -104,7 +104,7 @@ def _origin_notes(header: Any) -> tuple[str, ...]:
     return (f"its origin, {stated} Å (x, y, z), is not read: the offset is that of NXSTART …",)
 
 
-def _check_axes(path: str, header: Any) -> None:
+def _check_axes(path: StoredFile, header: Any) -> None:
     """Refuse files whose axes are not x, y, z from the fastest on. Raises VolumeError."""
     order = (int(header.mapc), int(header.mapr), int(header.maps))
     is_stack = int(header.ispg) in _VOLUME_STACKS

@@ -11,8 +11,11 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
+from beam_inference.conversion.stored_files import StoredFile
 from beam_inference.errors import VolumeError
+from beam_inference.volumes.remote_files import RemoteFile, find_remote_file
 
 _LONGEST_NAME = 300
 """Characters of a path that are repeated in a message."""
@@ -37,17 +40,19 @@ def path_errors(path: str) -> Iterator[None]:
         raise VolumeError(f"the path {shown} cannot be used: {reason}") from None
 
 
-def file_beside(path: str, name: str) -> Path:
+def file_beside(path: StoredFile, name: str) -> StoredFile:
     """The file of a name in the folder of the file that names it, or in a folder there.
 
     Args:
-        path: path of the file that names the other.
+        path: the file that names the other.
         name: the name as it stands there.
 
     Raises:
         VolumeError: it is an absolute path, it leads out of the folder, also by symbolic links, or
             there is no such file.
     """
+    if isinstance(path, RemoteFile):
+        return _remote_file_beside(path, name)
     folder = Path(path).parent
     place = Path(os.path.realpath(folder / name))
     if Path(name).is_absolute() or not place.is_relative_to(os.path.realpath(folder)):
@@ -62,4 +67,15 @@ def file_beside(path: str, name: str) -> Path:
         )
     if not stat.S_ISREG(place.stat().st_mode):
         raise VolumeError(f"{path} names {name} as its data, which is not one file beside it")
-    return folder / name
+    return str(folder / name)
+
+
+def _remote_file_beside(file: RemoteFile, name: str) -> RemoteFile:
+    folder = file.url.rpartition("/")[0]
+    if {"", ".", ".."}.intersection(name.split("/")):
+        raise VolumeError(
+            f"{file} names the file {name}, which may lead out of its folder {folder}: files from "
+            "elsewhere are not read in its place. If it is right, copy it into the folder, and "
+            "change the name."
+        )
+    return find_remote_file(f"{folder}/{quote(name)}", file.storage)

@@ -29,6 +29,7 @@ from beam_inference.conversion.raw_array import (
     check_packed_length,
     read_start,
 )
+from beam_inference.conversion.stored_files import StoredFile, suffix_of
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.zyx import VoxelSizeNm
 
@@ -39,7 +40,7 @@ _LONGEST_AXIS = 2**15 - 1  # of NIfTI-1
 _VECTOR = 1007
 
 
-def nifti_source(path: str) -> RawSource:
+def nifti_source(path: StoredFile) -> RawSource:
     """A ``.nii`` or ``.nii.gz`` file; a fourth or fifth axis is that of channels.
 
     The voxels keep their stored order, whatever the affine says of their orientation.
@@ -52,15 +53,15 @@ def nifti_source(path: str) -> RawSource:
     complaint = f"{path} is not a NIfTI file"
     # it would print each fault of a header before it raises the first
     with header_errors(complaint), nibabel.imageglobals.LoggingOutputSuppressor():
-        return _read(path, "gzip" if Path(path).suffix.lower() == ".gz" else None)
+        return _read(path, "gzip" if suffix_of(path) == ".gz" else None)
 
 
-def _read(path: str, packing: str | None) -> RawSource:
+def _read(path: StoredFile, packing: str | None) -> RawSource:
     header = _header(path, packing)
     stored = header.get_data_dtype()
-    dtype = number_dtype(stored, path)
+    dtype = number_dtype(stored, str(path))
     shape = tuple(int(n) for n in header.get_data_shape())
-    check_shape(path, shape)
+    check_shape(str(path), shape)
     further = [n for n in shape[3:] if n > 1]
     if len(shape) < 2 or len(further) > 1:
         raise VolumeError(
@@ -102,7 +103,7 @@ _ORDER = (
 """What is told of every file."""
 
 
-def _header(path: str, packing: str | None) -> Any:
+def _header(path: StoredFile, packing: str | None) -> Any:
     """The header alone: nibabel would read what follows it to whatever length that states."""
     nibabel = import_library("nibabel", "NIfTI")
     start = read_start(path, packing, _HEADER_BYTES)

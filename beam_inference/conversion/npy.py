@@ -18,6 +18,7 @@ from beam_inference.conversion.protocol import (
     number_dtype,
 )
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
+from beam_inference.conversion.stored_files import StoredFile, open_stream
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 
@@ -27,25 +28,29 @@ _HEADER_BYTES = 2**17
 """Bytes that are read for a header: NumPy refuses those of more than 10,000 characters."""
 
 
-def npy_source(path: str) -> RawSource:
+def npy_source(path: StoredFile) -> RawSource:
     """A ``.npy`` file with the axes (channels,) z, y, x, or y, x.
 
     Raises:
         VolumeError: it holds no such array.
     """
-    with Path(path).open("rb") as file:
-        layout = _layout(file, path)
+    with open_stream(path) as file:
+        layout = _layout(file, str(path))
     check_length(path, layout)
     return _source(path, layout, None)
 
 
-def npz_source(path: str, name: str | None) -> RawSource:
+def npz_source(path: StoredFile, name: str | None) -> RawSource:
     """The array ``name`` of a ``.npz`` archive, or its only one.
 
     Raises:
         VolumeError: there is no such array, or it is no volume of numbers.
     """
-    with header_errors(f"{path} is not an .npz archive"), zipfile.ZipFile(path) as archive:
+    with (
+        header_errors(f"{path} is not an .npz archive"),
+        open_stream(path) as stream,
+        zipfile.ZipFile(stream) as archive,
+    ):
         members = {entry.removesuffix(".npy"): entry for entry in archive.namelist()}
         is_clear = len(members) == 1 if name is None else name in members
         if not is_clear:
@@ -59,7 +64,7 @@ def npz_source(path: str, name: str | None) -> RawSource:
     return _source(path, layout, member)
 
 
-def _check_member(path: str, member: zipfile.ZipInfo, layout: RawLayout) -> None:
+def _check_member(path: StoredFile, member: zipfile.ZipInfo, layout: RawLayout) -> None:
     """Refuse a member whose length is not what its header requires. Raises VolumeError."""
     if member.file_size != layout.stop:
         raise VolumeError(
@@ -90,10 +95,10 @@ def _layout(file: IO[bytes], name: str) -> RawLayout:
     return RawLayout(dtype.str, shape, axes, header.tell())
 
 
-def _source(path: str, layout: RawLayout, packing: str | None) -> RawSource:
+def _source(path: StoredFile, layout: RawLayout, packing: str | None) -> RawSource:
     extent = dict(zip(layout.axes, layout.shape, strict=True))
     bounds = BoundingBox((0, 0, 0), (extent.get("Z", 1), extent["Y"], extent["X"]))
-    dtype = number_dtype(np.dtype(layout.dtype), path)
+    dtype = number_dtype(np.dtype(layout.dtype), str(path))
     return RawSource(
         path, layout, SourceInfo(bounds, extent.get("C", 1), dtype, None, FREE), packing
     )

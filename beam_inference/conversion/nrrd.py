@@ -33,6 +33,7 @@ from beam_inference.conversion.raw_array import (
     check_packed_length,
     read_start,
 )
+from beam_inference.conversion.stored_files import StoredFile, count_bytes
 from beam_inference.errors import VolumeError
 from beam_inference.volumes.axes import length_nm
 
@@ -45,7 +46,7 @@ _LONGEST_HEADER = 2**20
 some ten megabytes of short lines take pynrrd half a minute."""
 
 
-def nrrd_source(path: str) -> RawSource:
+def nrrd_source(path: StoredFile) -> RawSource:
     """A ``.nrrd`` file, or a ``.nhdr`` header with its data file beside it.
 
     Raises:
@@ -57,15 +58,15 @@ def nrrd_source(path: str) -> RawSource:
         return _read(path)
 
 
-def _read(path: str) -> RawSource:
+def _read(path: StoredFile) -> RawSource:
     nrrd = import_library("nrrd", "NRRD")
     file = io.BytesIO(read_start(path, None, _LONGEST_HEADER))
     header = nrrd.read_header(file)
     dtype = nrrd.reader._determine_datatype(header)
     sizes = [int(n) for n in header["sizes"]]
-    check_shape(path, sizes)
+    check_shape(str(path), sizes)
     encoding = str(header["encoding"]).lower()
-    dtype_name = number_dtype(dtype, path)
+    dtype_name = number_dtype(dtype, str(path))
     if encoding not in _PACKINGS:
         raise VolumeError(
             f"{path} has the encoding {encoding}; expected raw, gzip or bzip2. Save it as one of "
@@ -76,9 +77,9 @@ def _read(path: str) -> RawSource:
     data = _data_place(path, header, file.tell(), math.prod(sizes) * dtype.itemsize, packing)
     layout = RawLayout(dtype.str, tuple(sizes[::-1]), axes, 0 if packing else data.start)
     if packing is None:
-        check_length(data.path, layout)
+        check_length(data.file, layout)
     else:
-        check_packed_length(data.path, packing, data.start, layout)
+        check_packed_length(data.file, packing, data.start, layout)
     extent = dict(zip(axes, layout.shape, strict=True))
     placement = _placement(header, axes)
     notes = placement.notes
@@ -94,7 +95,7 @@ def _read(path: str) -> RawSource:
         FREE,
         notes,
     )
-    return RawSource(data.path, layout, info, packing, data.start if packing else 0)
+    return RawSource(data.file, layout, info, packing, data.start if packing else 0)
 
 
 def _is_elsewhere(position: Any) -> bool:
@@ -111,12 +112,12 @@ def _either(header: Header, name: str, other_name: str) -> Any:
 class _DataPlace:
     """The file that holds the array, and where in it the array or its compressed bytes begin."""
 
-    path: str
+    file: StoredFile
     start: int
 
 
 def _data_place(
-    path: str, header: Header, header_stop: int, nbytes: int, packing: str | None
+    path: StoredFile, header: Header, header_stop: int, nbytes: int, packing: str | None
 ) -> _DataPlace:
     """Find the array: after the header, or in a data file beside it, maybe after skipped bytes."""
     skip = int(_either(header, "byte skip", "byteskip") or 0)
@@ -126,10 +127,10 @@ def _data_place(
     name = _either(header, "data file", "datafile")
     start = header_stop
     if name is not None:
-        path = str(file_beside(path, str(name)))
+        path = file_beside(path, str(name))
         start = 0
     if skip == -1:  # the array is at the end of the file
-        skip = Path(path).stat().st_size - nbytes - start
+        skip = count_bytes(path) - nbytes - start
     if skip < 0:
         raise VolumeError(
             f"the array of {path} would begin before its file, or within its header: it was cut "
@@ -138,7 +139,7 @@ def _data_place(
     return _DataPlace(path, start + skip)
 
 
-def _axes(path: str, header: Header, sizes: list[int]) -> str:
+def _axes(path: StoredFile, header: Header, sizes: list[int]) -> str:
     """The letters of the axes, slowest first."""
     kinds = header.get("kinds") or ["domain"] * len(sizes)
     if len(kinds) != len(sizes):

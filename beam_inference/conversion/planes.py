@@ -18,7 +18,7 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import Read, SourceInfo, Voxels, header_errors
-from beam_inference.conversion.raw_array import file_identity
+from beam_inference.conversion.stored_files import file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.block_memory import check_block_memory

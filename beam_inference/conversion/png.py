@@ -7,7 +7,7 @@ import struct
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from beam_inference.conversion.protocol import (
     import_library,
     orientation_notes,
 )
+from beam_inference.conversion.stored_files import StoredFile, open_stream
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.block_headers import PNG_SIGNATURE
@@ -37,21 +38,25 @@ def _pillow() -> Any:
     return image
 
 
-def _open(path: str) -> Any:
+def _open(file: str | BinaryIO) -> Any:
     """Open a picture of the two kinds, whatever its name says.
 
     Pillow would open a file of any other kind, too, some by starting another program.
     """
-    return _pillow().open(path, formats=("PNG", "JPEG"))
+    return _pillow().open(file, formats=("PNG", "JPEG"))
 
 
-def read_picture_header(path: str) -> SliceHeader:
+def read_picture_header(path: StoredFile) -> SliceHeader:
     """Read the header of a slice.
 
     Raises:
         VolumeError: it is no picture, or Pillow would change its values.
     """
-    with header_errors(f"{path} cannot be read as a picture"), _open(path) as image:
+    with (
+        header_errors(f"{path} cannot be read as a picture"),
+        open_stream(path) as stream,
+        _open(stream) as image,
+    ):
         width, height = image.size
         mode = image.mode
         is_png = image.format == "PNG"
@@ -81,14 +86,14 @@ def read_picture_header(path: str) -> SliceHeader:
     )
 
 
-def _has_16_bits(path: str) -> bool:
+def _has_16_bits(path: StoredFile) -> bool:
     """Whether the channels of a PNG have 16 bits instead of 8.
 
     Raises:
         VolumeError: they have fewer than 8 bits, which Pillow would stretch, or are several with
             16, which it would halve.
     """
-    with Path(path).open("rb") as file:
+    with open_stream(path) as file:
         start = file.read(26)
     if start[12:16] != b"IHDR":  # Pillow would take a later one
         raise VolumeError(

@@ -16,21 +16,30 @@ import tempfile
 import weakref
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from beam_inference.config.fields import Json
 from beam_inference.conversion.protocol import Read, SourceInfo, Voxels, as_czyx
+from beam_inference.conversion.stored_files import (
+    StoredFile,
+    count_bytes,
+    file_identity,
+    open_stream,
+)
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
+from beam_inference.volumes.remote_files import BUFFER_BYTES, PART_BYTES, RemoteFile
 
 _COPY_BYTES = 2**20
+_WORTH_A_REQUEST = 2**20
+_SMALL_SPAN = 2**16
 _DEFLATE_RATIO = 1032
 """A compressed byte of deflate stands for at most so many."""
 
@@ -71,9 +80,96 @@ class RawLayout:
         window = self._map(file, "r")[(slice(None), *_slices(box))]
         return np.array(window, dtype=window.dtype.newbyteorder("="), order="C", subok=False)
 
+    def read_parts(self, file: RemoteFile, box: BoundingBox) -> Voxels:
+        """Read the voxels of a box from a file in an object store, as :meth:`read` does.
+
+        Stretches of the file that hold mostly voxels of the box are read, several at a time.
+
+        Raises:
+            The errors of :meth:`RemoteFile.read`.
+        """
+        windows = dict(zip("CZYX", (slice(None), *_slices(box)), strict=True))
+        parts = [
+            range(extent)[windows[axis]] for axis, extent in zip(self.axes, self.shape, strict=True)
+        ]
+        dtype = np.dtype(self.dtype)
+        steps = _strides(self.shape, dtype.itemsize)
+        stretches = list(_stretches(parts, steps, dtype.itemsize))
+        places = []
+        for stretch in stretches:
+            start = self.offset + sum(
+                part.start * step for part, step in zip(stretch, steps, strict=True)
+            )
+            places.append((start, start + _span(stretch, steps, dtype.itemsize)))
+        out = np.empty(tuple(map(len, parts)), dtype.newbyteorder("="))
+        for stretch, content in zip(stretches, file.read_parts(places), strict=True):
+            shape = tuple(map(len, stretch))
+            target = tuple(
+                slice(part.start - whole.start, part.stop - whole.start)
+                for part, whole in zip(stretch, parts, strict=True)
+            )
+            out[target] = np.ndarray(shape, dtype, content, strides=steps)
+        return np.ascontiguousarray(as_czyx(out, self.axes))
+
     def write(self, file: str | IO[bytes], box: BoundingBox, array: Voxels) -> None:
         """Write (channels, *box.shape) voxels to a box, counted from the array's first voxel."""
         self._map(file, "r+")[(slice(None), *_slices(box))] = array
+
+
+def read_raw(file: StoredFile | IO[bytes], layout: RawLayout, box: BoundingBox) -> Voxels:
+    """Read the voxels of a box of a raw array: (channels, *box.shape), in native byte order.
+
+    Args:
+        file: the file, on this machine or in an object store, or a file of this machine, open.
+        layout: how the array lies in it.
+        box: counted from the array's first voxel.
+    """
+    if isinstance(file, RemoteFile):
+        return layout.read_parts(file, box)
+    return layout.read(file, box)
+
+
+def remote_grain(layout: RawLayout) -> Zyx:
+    """The shape, ZYX, of a stretch of a raw array that is worth a request to an object store."""
+    grain = dict.fromkeys("CZYX", 1)
+    nbytes = np.dtype(layout.dtype).itemsize
+    for axis, extent in zip(reversed(layout.axes), reversed(layout.shape), strict=True):
+        grain[axis] = max(1, min(extent, zyx.ceil_div(_WORTH_A_REQUEST, nbytes)))
+        nbytes *= max(1, extent)
+    return (grain["Z"], grain["Y"], grain["X"])
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Bytes from one item to the next along each axis."""
+    return tuple(math.prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape)))
+
+
+def _stretches(
+    parts: Sequence[range], steps: tuple[int, ...], itemsize: int
+) -> Iterator[Sequence[range]]:
+    """Divide a box of an array until a request for each part of it gets mostly voxels of the box.
+
+    Args:
+        parts: the box, slowest axis first.
+        steps: bytes from one item to the next along each axis.
+        itemsize: bytes of an item.
+    """
+    span = _span(parts, steps, itemsize)
+    wanted = math.prod(map(len, parts)) * itemsize
+    is_dense = span <= 2 * wanted
+    axis = next((axis for axis, part in enumerate(parts[:-1]) if len(part) > 1), None)
+    if axis is None or span <= _SMALL_SPAN or (is_dense and span <= PART_BYTES):
+        yield parts
+        return
+    length = max(1, PART_BYTES // steps[axis]) if is_dense else 1
+    for at in range(0, len(parts[axis]), length):
+        part = parts[axis][at : at + length]
+        yield from _stretches([*parts[:axis], part, *parts[axis + 1 :]], steps, itemsize)
+
+
+def _span(parts: Sequence[range], steps: tuple[int, ...], itemsize: int) -> int:
+    """Bytes from the first item to the last."""
+    return itemsize + sum((len(part) - 1) * step for part, step in zip(parts, steps, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +177,7 @@ class RawSource:
     """A file that holds a raw array, perhaps compressed as a whole.
 
     Attributes:
-        path: path of the file.
+        file: the file.
         layout: how the array lies in the file, once that is unpacked.
         info: its extent, dtype, and so on.
         packing: None, "gzip", "bzip2", or the name of a member of a zip archive.
@@ -90,7 +186,7 @@ class RawSource:
             where the values are those stored.
     """
 
-    path: str
+    file: StoredFile
     layout: RawLayout
     info: SourceInfo
     packing: str | None = None
@@ -100,15 +196,15 @@ class RawSource:
     @property
     def identity(self) -> Json:
         """Path, size and time of the file, and how the array lies in it."""
-        return file_identity(self.path) | {
+        return file_identity(self.file) | {
             "layout": [self.layout.dtype, list(self.layout.shape), self.layout.axes]
         }
 
     def open(self) -> Read:
         """Open the file; a compressed one is unpacked, to a file that ends with the process."""
-        file: str | IO[bytes] = self.path
+        file: StoredFile | IO[bytes] = self.file
         if self.packing is not None:
-            file = unpack(self.path, self.packing, self.packed_from, self.layout.stop)
+            file = unpack(self.file, self.packing, self.packed_from, self.layout.stop)
         layout = self.layout
         info = self.info
         scaling = self.scaling
@@ -116,14 +212,14 @@ class RawSource:
 
         def read(box: BoundingBox) -> Voxels:
             try:
-                array = layout.read(file, box.translate(to_file))
+                array = read_raw(file, layout, box.translate(to_file))
             except (OSError, ValueError) as error:
-                raise PermanentReadError(f"cannot read {box} of {self.path}: {error}") from error
+                raise PermanentReadError(f"cannot read {box} of {self.file}: {error}") from error
             if scaling is None:
                 return array
-            return _scale(array, scaling, f"{box} of {self.path}")
+            return _scale(array, scaling, f"{box} of {self.file}")
 
-        if not isinstance(file, str):
+        if not isinstance(file, StoredFile):
             weakref.finalize(read, file.close)
         return read
 
@@ -146,23 +242,13 @@ def _scale(array: Voxels, scaling: tuple[float, float], name: str) -> Voxels:
     return scaled
 
 
-def file_identity(path: str) -> Json:
-    """The path, size and time of a file, as JSON values: they change when the file does."""
-    status = Path(path).stat()
-    return {
-        "path": str(Path(path).absolute()),
-        "bytes": status.st_size,
-        "modified_ns": status.st_mtime_ns,
-    }
-
-
-def check_not_cut(path: str, layout: RawLayout) -> None:
+def check_not_cut(path: StoredFile, layout: RawLayout) -> None:
     """Refuse a file that ends before its array does.
 
     Raises:
         VolumeError: it does.
     """
-    size = Path(path).stat().st_size
+    size = count_bytes(path)
     if size < layout.stop:
         raise VolumeError(
             f"{path} has {size} bytes, but its header requires {layout.stop}: it was cut off. "
@@ -170,7 +256,7 @@ def check_not_cut(path: str, layout: RawLayout) -> None:
         )
 
 
-def check_length(path: str, layout: RawLayout) -> None:
+def check_length(path: StoredFile, layout: RawLayout) -> None:
     """Refuse a file that does not end with its array, where its format has nothing behind it.
 
     Raises:
@@ -178,7 +264,7 @@ def check_length(path: str, layout: RawLayout) -> None:
             or a wrong beginning.
     """
     check_not_cut(path, layout)
-    size = Path(path).stat().st_size
+    size = count_bytes(path)
     if size > layout.stop:
         raise VolumeError(
             f"{path} has {size} bytes, {size - layout.stop} more than its header speaks of: the "
@@ -187,11 +273,11 @@ def check_length(path: str, layout: RawLayout) -> None:
         )
 
 
-def check_packed_length(path: str, packing: str, start: int, layout: RawLayout) -> None:
+def check_packed_length(path: StoredFile, packing: str, start: int, layout: RawLayout) -> None:
     """Refuse a compressed file that is too short to hold its array, however well it is compressed.
 
     Args:
-        path: path of the file.
+        path: the file.
         packing: as in :class:`RawSource`; only "gzip" has a bound.
         start: position in the file of the first compressed byte.
         layout: how the array lies in the unpacked file.
@@ -199,7 +285,7 @@ def check_packed_length(path: str, packing: str, start: int, layout: RawLayout) 
     Raises:
         VolumeError: it is too short.
     """
-    packed_bytes = Path(path).stat().st_size - start
+    packed_bytes = count_bytes(path) - start
     if packing == "gzip" and layout.stop > packed_bytes * _DEFLATE_RATIO:
         raise VolumeError(
             f"the header of {path} requires {layout.stop} bytes, and its {packed_bytes} compressed "
@@ -219,7 +305,7 @@ def reserve(file: IO[bytes], size: int) -> None:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
-def unpack(path: str, packing: str, start: int, size: int) -> IO[bytes]:
+def unpack(path: StoredFile, packing: str, start: int, size: int) -> IO[bytes]:
     """Decompress a file of ``size`` bytes, and no more, into a file without a name.
 
     Raises:
@@ -235,7 +321,7 @@ def unpack(path: str, packing: str, start: int, size: int) -> IO[bytes]:
         )
     target = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as its reader
     try:
-        with open_packed(path, packing, start) as packed:
+        with open_packed(path, packing, start, PART_BYTES) as packed:
             _copy_exactly(packed, target, size)
         target.flush()
     except _DAMAGE as error:
@@ -270,20 +356,33 @@ def _copy_exactly(packed: IO[bytes], target: IO[bytes], size: int) -> None:
         )
 
 
-def read_start(path: str, packing: str | None, size: int) -> bytes:
+def read_start(path: StoredFile, packing: str | None, size: int) -> bytes:
     """Read the first bytes of a file, unpacked: ``size`` of them, or as many as there are."""
-    with Path(path).open("rb") if packing is None else open_packed(path, packing) as file:
+    with open_stream(path) if packing is None else open_packed(path, packing) as file:
         return file.read(size)
 
 
 @contextmanager
-def open_packed(path: str, packing: str, start: int = 0) -> Iterator[IO[bytes]]:
-    """Open a stream of the decompressed bytes of a file, which begin at ``start``."""
+def open_packed(
+    path: StoredFile, packing: str, start: int = 0, buffer_bytes: int = BUFFER_BYTES
+) -> Iterator[IO[bytes]]:
+    """Open a stream of the decompressed bytes of a file.
+
+    Args:
+        path: the file.
+        packing: as in :class:`RawSource`.
+        start: position in the file of the first compressed byte.
+        buffer_bytes: as in :func:`open_stream`.
+    """
     if packing not in ("gzip", "bzip2"):
-        with zipfile.ZipFile(path) as archive, archive.open(packing) as member:
+        with (
+            open_stream(path, buffer_bytes) as file,
+            zipfile.ZipFile(file) as archive,
+            archive.open(packing) as member,
+        ):
             yield member
         return
-    with Path(path).open("rb") as file:
+    with open_stream(path, buffer_bytes) as file:
         file.seek(start)
         with gzip.GzipFile(fileobj=file) if packing == "gzip" else bz2.BZ2File(file) as stream:
             yield stream  # type: ignore[misc]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from beam_inference.config.fields import Json
+from beam_inference.config.storage import Storage
+from beam_inference.conversion.fetched_source import errors_of_copy, temporary_file
 from beam_inference.conversion.png import read_picture, read_picture_header
 from beam_inference.conversion.protocol import (
     FREE,
@@ -23,17 +26,25 @@ from beam_inference.conversion.protocol import (
     SourceInfo,
     Voxels,
 )
+from beam_inference.conversion.stored_files import StoredFile, is_url
 from beam_inference.conversion.tiff import read_tiff_slice, read_tiff_slice_header
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.block_memory import check_block_memory
+from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.remote_files import (
+    RemoteFile,
+    find_remote_file,
+    is_glob,
+    list_remote_files,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _SliceFormat:
     """The functions that read the files of one kind of slices."""
 
-    read_header: Callable[[str], SliceHeader]
+    read_header: Callable[[StoredFile], SliceHeader]
     read: Callable[[str, BoundingBox], Voxels]
 
 
@@ -47,6 +58,10 @@ _FORMATS = {
     ".jpeg": _PICTURE,
 }
 _HEADERS_AT_A_TIME = 8
+_SLICES_AT_A_TIME = 4
+_HEADER_BYTES = 2**24
+"""Bytes that a slice may have beyond twice its voxels, in an object store."""
+
 _MOST_IN_MESSAGE = 8
 
 
@@ -57,35 +72,39 @@ class SliceStack:
     Attributes:
         pattern: a glob of the files, and perhaps of others that are no slices.
         names_hash: hash of the files' names, in order.
-        files_hash: hash of the files' names, sizes and times.
+        files_hash: hash of the files' names, sizes and times; in object stores, of their names
+            and generations.
         info: its extent, dtype, and so on.
+        storage: how object stores are reached.
     """
 
     pattern: str
     names_hash: str
     files_hash: str
     info: SourceInfo
+    storage: Storage = LOCAL
 
     @property
     def identity(self) -> Json:
-        """The glob, and a hash of names, sizes and times of the files."""
+        """The glob, and a hash of the files' names and contents, as far as these are known."""
         return {"slices": self.pattern, "files": self.files_hash}
 
     def open(self) -> Read:
         """List the files again."""
-        paths = _paths(self.pattern)
+        paths = _paths(self.pattern, self.storage)
         if _hash(paths) != self.names_hash:
             raise WorkerFault(
                 f"the slices {self.pattern} are not those that were there at the launch"
             )
-        read_slice = _format_of(paths[0]).read
+        at_a_time = _SLICES_AT_A_TIME if is_url(self.pattern) else 1
 
         def read(box: BoundingBox) -> Voxels:
             window = BoundingBox((0, *box.start[1:]), (1, *box.stop[1:]))
             out = np.empty((self.info.channels, *box.shape), self.info.dtype)
-            for z in range(box.start[0], box.stop[0]):
+
+            def read_slice(z: int) -> None:
                 part = out[:, z - box.start[0] : z - box.start[0] + 1]
-                voxels = read_slice(paths[z], window)
+                voxels = self._read_slice(paths[z], window)
                 if (voxels.dtype, voxels.shape) != (part.dtype, part.shape):
                     raise PermanentReadError(
                         f"{paths[z]} holds {voxels.dtype} voxels of {list(voxels.shape)} where "
@@ -93,39 +112,60 @@ class SliceStack:
                         "by its header: it is damaged, or was changed. Copy or save it again."
                     )
                 part[...] = voxels
+
+            with ThreadPoolExecutor(at_a_time) as executor:
+                for _ in executor.map(read_slice, range(box.start[0], box.stop[0])):
+                    pass  # raises what was raised there
             return out
 
         return read
 
+    def _read_slice(self, path: str, window: BoundingBox) -> Voxels:
+        read = _format_of(path).read
+        if not is_url(path):
+            return read(path, window)
+        most = 2 * self.info.itemsize * math.prod(self.info.bounds.shape[1:]) + _HEADER_BYTES
+        content = find_remote_file(path, self.storage).read_whole(most)
+        with temporary_file(content, f"slice{_suffix(path)}") as copy, errors_of_copy(copy, path):
+            return read(copy, window)
 
-def slice_stack(pattern: str) -> SliceStack:
+
+def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
     """The slices of a folder or a glob; the headers of all of them are read.
+
+    Args:
+        pattern: path of a folder, glob, or URL of either.
+        storage: how object stores are reached.
 
     Raises:
         VolumeError: there are none, they are of several kinds, or differ in shape or dtype.
         ConfigError: a library is not installed.
     """
-    pattern = str(Path(pattern).absolute())
-    if Path(pattern).is_dir():
-        pattern = f"{glob.escape(pattern)}/*"
-    paths = _paths(pattern)
+    is_remote = is_url(pattern)
+    if is_remote:
+        is_folder = not is_glob(pattern) and _suffix(pattern) not in _FORMATS
+        pattern = f"{pattern.rstrip('/')}/*" if is_folder else pattern
+    else:
+        pattern = str(Path(pattern).absolute())
+        if Path(pattern).is_dir():
+            pattern = f"{glob.escape(pattern)}/*"
+    paths = _paths(pattern, storage)
     if not paths:
         raise VolumeError(
             f"{pattern} matches no slices: expected files named {', '.join(sorted(_FORMATS))}"
         )
-    suffixes = {Path(path).suffix.lower() for path in paths}
+    suffixes = {_suffix(path) for path in paths}
     if len({_FORMATS[suffix] for suffix in suffixes}) > 1:
         raise VolumeError(
             f"{pattern} matches slices of several kinds: {', '.join(sorted(suffixes))}. Give a "
             f"glob: '*{min(suffixes)}'"
         )
-    header = _common_header(paths)
+    files = _find_files(paths, storage)
+    header = _common_header(files)
+    if is_remote:  # slices are fetched whole
+        header = replace(header, grain=(1, header.height, header.width))
     itemsize = header.channels * np.dtype(header.dtype).itemsize
     check_block_memory(pattern, header.grain, itemsize)
-    lines = []
-    for path in paths:
-        status = Path(path).stat()
-        lines.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     info = SourceInfo(
         BoundingBox((0, 0, 0), (len(paths), header.height, header.width)),
         header.channels,
@@ -134,20 +174,50 @@ def slice_stack(pattern: str) -> SliceStack:
         header.grain,
         numbering_notes([Path(path).name for path in paths]) + header.notes,
     )
-    return SliceStack(pattern, _hash(paths), _hash(lines), info)
+    return SliceStack(pattern, _hash(paths), _hash(map(_content_line, files)), info, storage)
+
+
+def has_slices(url: str, storage: Storage) -> bool:
+    """Whether slices lie in the folder of an object store. Raises VolumeError."""
+    return bool(_paths(f"{url.rstrip('/')}/*", storage))
+
+
+def _find_files(paths: Sequence[str], storage: Storage) -> list[StoredFile]:
+    """The files at paths or URLs."""
+    if not is_url(paths[0]):
+        return list(paths)
+    with ThreadPoolExecutor(_HEADERS_AT_A_TIME) as executor:
+        return list(executor.map(lambda url: find_remote_file(url, storage), paths))
+
+
+def _content_line(file: StoredFile) -> str:
+    """What of a file changes with its content, as a line of text."""
+    if isinstance(file, RemoteFile):
+        return f"{file.url} {file.generation}"
+    status = Path(file).stat()
+    return f"{file} {status.st_size} {status.st_mtime_ns}"
+
+
+def _suffix(path: str) -> str:
+    return Path(path).suffix.lower()
 
 
 def _format_of(path: str) -> _SliceFormat:
-    return _FORMATS[Path(path).suffix.lower()]
+    return _FORMATS[_suffix(path)]
 
 
-def _paths(pattern: str) -> list[str]:
-    """The slices that a glob gives, in natural order.
+def _paths(pattern: str, storage: Storage) -> list[str]:
+    """The paths or URLs of the slices that a glob gives, in natural order.
 
     Raises:
         VolumeError: something with the name of a slice is no file: the slice would be left out.
     """
-    paths = [path for path in glob.iglob(pattern) if Path(path).suffix.lower() in _FORMATS]
+    if is_url(pattern) and not is_glob(pattern):
+        return [pattern]
+    if is_url(pattern):
+        urls = list_remote_files(pattern, storage)
+        return sorted((url for url in urls if _suffix(url) in _FORMATS), key=natural_key)
+    paths = [path for path in glob.iglob(pattern) if _suffix(path) in _FORMATS]
     for path in paths:
         if not Path(path).is_file():
             raise VolumeError(
@@ -167,22 +237,23 @@ def natural_key(path: str) -> tuple[tuple[str | int, ...], str]:
     return tuple(int(part) if part.isdecimal() else part for part in parts), path
 
 
-def _common_header(paths: Sequence[str]) -> SliceHeader:
+def _common_header(paths: Sequence[StoredFile]) -> SliceHeader:
     """The header that all slices share, with the largest grain among them.
 
     Raises:
         VolumeError: they differ.
     """
-    read_header = _format_of(paths[0]).read_header
+    read_header = _format_of(str(paths[0])).read_header
     with ThreadPoolExecutor(_HEADERS_AT_A_TIME) as executor:
         headers = list(executor.map(read_header, paths))
-    first: dict[SliceHeader, str] = {}  # a path by its header but for the grain
+    first: dict[SliceHeader, StoredFile] = {}  # a path by its header but for the grain
     for path, header in zip(paths, headers, strict=True):
         first.setdefault(replace(header, grain=FREE), path)
     if len(first) > 1:
         counts = Counter(replace(header, grain=FREE) for header in headers)
+        names = {header: Path(str(file)).name for header, file in first.items()}
         kinds = [
-            f"{count} such as {Path(first[header]).name}: {header.height} × {header.width} (y, x), "
+            f"{count} such as {names[header]}: {header.height} × {header.width} (y, x), "
             f"channels: {header.channels}, {header.dtype}"
             f"{''.join(f', {note}' for note in header.notes)}"
             f"{f' (table {header.colours[:8]})' if header.colours else ''}"
@@ -244,5 +315,5 @@ def _slice_numbers(names: Sequence[str]) -> list[int] | None:
     return [int(group[varying[0]]) for group in groups]
 
 
-def _hash(lines: Sequence[str]) -> str:
+def _hash(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -16,11 +16,10 @@ import struct
 import threading
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
 import numpy as np
@@ -43,12 +42,25 @@ from beam_inference.conversion.protocol import (
     orientation_notes,
     stated_voxel_size,
 )
-from beam_inference.conversion.raw_array import RawLayout, RawSource, check_not_cut, file_identity
-from beam_inference.errors import ConfigError, PermanentReadError, VolumeError
+from beam_inference.conversion.raw_array import RawLayout, RawSource, check_not_cut, read_raw
+from beam_inference.conversion.stored_files import (
+    StoredFile,
+    count_bytes,
+    file_identity,
+    open_stream,
+)
+from beam_inference.errors import (
+    ConfigError,
+    PermanentReadError,
+    TransientReadError,
+    VolumeError,
+    WorkerFault,
+)
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.volumes.axes import length_nm
 from beam_inference.volumes.block_memory import check_block_memory
+from beam_inference.volumes.remote_files import RemoteFile
 
 _PALETTE = 3
 _WHITE_IS_ZERO = 0
@@ -120,11 +132,11 @@ OME_DTYPES = frozenset(
 """Names of the dtypes that an OME-TIFF may hold."""
 
 
-def tiff_source(path: str, series: str | None, scale: int = 0) -> RawSource | TiffPages:
+def tiff_source(path: StoredFile, series: str | None, scale: int = 0) -> RawSource | TiffPages:
     """A file of one or many pages.
 
     Args:
-        path: path of the file.
+        path: the file.
         series: number or name of one of several images in it; None if there is one alone, or one
             with coarser scales, such as a whole slide beside its label and thumbnail.
         scale: number of the image's scale.
@@ -133,11 +145,11 @@ def tiff_source(path: str, series: str | None, scale: int = 0) -> RawSource | Ti
         VolumeError: it cannot be read as one volume of numbers.
         ConfigError: there is no such scale, or tifffile is not installed.
     """
-    tifffile = import_library("tifffile", "TIFF")
     complaint = f"{path} cannot be read as TIFF"
+    import_library("tifffile", "TIFF")
     with header_errors(complaint):
         _check_page_list(path)
-    with header_errors(complaint), _page_faults() as faults, tifffile.TiffFile(path) as tiff:
+    with header_errors(complaint), _page_faults() as faults, _open(path) as tiff:
         if tiff.is_ndtiff:
             raise VolumeError(
                 f"{path} is described by the file NDTiff.index beside it, which is not read: it "
@@ -155,14 +167,22 @@ def tiff_source(path: str, series: str | None, scale: int = 0) -> RawSource | Ti
         return source
 
 
-def _check_page_list(path: str) -> None:
+def _open(file: StoredFile, **options: bool) -> Any:
+    """Open a file by tifffile."""
+    tifffile = import_library("tifffile", "TIFF")
+    if isinstance(file, RemoteFile):
+        return tifffile.TiffFile(file.open(), name=file.url.rpartition("/")[2], **options)
+    return tifffile.TiffFile(file, **options)
+
+
+def _check_page_list(path: StoredFile) -> None:
     """Refuse a list of pages that leads back into itself: tifffile follows some without end.
 
     Raises:
         VolumeError: it does.
     """
     seen: set[int] = set()
-    with Path(path).open("rb") as file:
+    with open_stream(path) as file:
         head = file.read(16)
         order = "<" if head[:2] == b"II" else ">"
         is_big = head[2:4] in (b"+\0", b"\0+")
@@ -212,7 +232,7 @@ def _page_faults() -> Iterator[list[str]]:
         logger.removeFilter(keep)
 
 
-def _series_number(path: str, tiff: Any, series: str | None) -> int:
+def _series_number(path: StoredFile, tiff: Any, series: str | None) -> int:
     """The number of the image that is meant, by its number or name."""
     images = list(tiff.series)
     if series is None:
@@ -280,7 +300,7 @@ def _pixel_nm(page: Any, tiff: Any) -> tuple[float, float] | None:
     return (_MICROMETRE_NM / y, _MICROMETRE_NM / x) if has_unit and x > 0 and y > 0 else None
 
 
-def _source(path: str, tiff: Any, number: int, scale: int) -> RawSource | TiffPages:
+def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource | TiffPages:
     image = tiff.series[number]
     if scale >= len(image.levels):
         raise ConfigError(
@@ -296,12 +316,12 @@ def _source(path: str, tiff: Any, number: int, scale: int) -> RawSource | TiffPa
     letters = "".join(axis.letter for axis in leading)
     axes = letters + _page_axes(page)
     shape = (*(axis.length for axis in leading), *_page_shape(page))
-    check_shape(path, shape)
+    check_shape(str(path), shape)
     extent = dict(zip(axes, shape, strict=True))
     info = SourceInfo(
         BoundingBox((0, 0, 0), (extent.get("Z", 1), extent["Y"], extent["X"])),
         extent.get("C", 1),
-        number_dtype(page.dtype, path),
+        number_dtype(page.dtype, str(path)),
         None if scale else _voxel_size(tiff),
         FREE if is_contiguous else page_grain(page),
         _notes(page, tiff, image),
@@ -314,7 +334,7 @@ def _source(path: str, tiff: Any, number: int, scale: int) -> RawSource | TiffPa
         layout = RawLayout(dtype, shape, axes, int(series.dataoffset))
         check_not_cut(path, layout)
         return RawSource(path, layout, info)
-    check_block_memory(path, info.grain, info.itemsize)
+    check_block_memory(str(path), info.grain, info.itemsize)
     source = TiffPages(path, number, scale, letters, info)
     try:
         source.open()(BoundingBox((0, 0, 0), (1, 1, 1)))  # is there a codec?
@@ -323,14 +343,14 @@ def _source(path: str, tiff: Any, number: int, scale: int) -> RawSource | TiffPa
     return source
 
 
-def _check_one_file(path: str, tiff: Any, series: Any) -> None:
+def _check_one_file(path: StoredFile, tiff: Any, series: Any) -> None:
     """Refuse an image whose pages are in several files. Raises VolumeError."""
     ends = (series.pages[0], series.pages[-1])
     if series.is_multifile or any(page is None or page.parent is not tiff for page in ends):
         raise _one_of_several(path)
 
 
-def _check_ome_metadata(path: str, tiff: Any) -> None:
+def _check_ome_metadata(path: StoredFile, tiff: Any) -> None:
     """Refuse OME metadata that name other files, or that tifffile would count for ever.
 
     This comes before tifffile opens these files, or makes lists of planes.
@@ -366,7 +386,7 @@ def _check_ome_metadata(path: str, tiff: Any) -> None:
             raise VolumeError(f"the OME metadata of {path} list too many positions on an axis")
 
 
-def _check_imagej_metadata(path: str, tiff: Any) -> None:
+def _check_imagej_metadata(path: StoredFile, tiff: Any) -> None:
     """Refuse a file that has fewer images than its metadata say.
 
     ImageJ writes one page for a whole volume where it is large: then the file's length counts.
@@ -380,7 +400,7 @@ def _check_imagej_metadata(path: str, tiff: Any) -> None:
     page = tiff.pages.first
     found = len(tiff.pages)
     if page.is_final:
-        rest = Path(path).stat().st_size - int(page.dataoffsets[0])
+        rest = count_bytes(path) - int(page.dataoffsets[0])
         found = max(found, rest // max(1, int(page.nbytes)))
     if stated > found:
         raise VolumeError(
@@ -395,7 +415,7 @@ def _check_imagej_metadata(path: str, tiff: Any) -> None:
         )
 
 
-def _one_of_several(path: str) -> VolumeError:
+def _one_of_several(path: StoredFile) -> VolumeError:
     return VolumeError(
         f"{path} is one of several files of an OME data set: convert the files as a stack of slices"
     )
@@ -409,7 +429,7 @@ class _LeadingAxis:
     length: int
 
 
-def _leading_axes(path: str, series: Any, page: Any) -> list[_LeadingAxis]:
+def _leading_axes(path: StoredFile, series: Any, page: Any) -> list[_LeadingAxis]:
     """The axes over pages, slowest first.
 
     Raises:
@@ -457,14 +477,14 @@ class TiffPages:
     """Pages that are compressed, or scattered in their file.
 
     Attributes:
-        path: path of the file.
+        path: the file.
         series: number of the image in it.
         scale: number of the image's scale.
         leading: letters of the axes over pages, slowest first: "Z", "CZ", "ZC", "C" or none.
         info: its extent, dtype, and so on.
     """
 
-    path: str
+    path: StoredFile
     series: int
     scale: int
     leading: str
@@ -478,15 +498,15 @@ class TiffPages:
 
     def open(self) -> Read:
         """Open the file; its list of pages is read once."""
-        tiff = import_library("tifffile", "TIFF").TiffFile(self.path)
+        tiff = _open(self.path)
         pages = tiff.series[self.series].levels[self.scale].pages
         lock = threading.Lock()  # of the file's position, while a page's header is read
-        file = os.open(self.path, os.O_RDONLY)
+        read_parts = _part_reader(self.path)
 
         def read_slice(z: int, channel: int, window: BoundingBox) -> Voxels:
             with lock:
                 page = self._page(pages, self._page_number(z, channel))
-            return page_window(self.path, file, page, window)[:, 0]
+            return page_window(self.path, read_parts, page, window)[:, 0]
 
         def read(box: BoundingBox) -> Voxels:
             window = BoundingBox((0, *box.start[1:]), (1, *box.stop[1:]))
@@ -500,7 +520,6 @@ class TiffPages:
                     target[...] = read_slice(z, 0, window)
             return out
 
-        weakref.finalize(read, os.close, file)
         weakref.finalize(read, tiff.close)
         return read
 
@@ -544,7 +563,7 @@ class TiffPages:
         return z * self.info.channels + channel
 
 
-def _check_like(path: str, number: int, page: Any, first: Any) -> None:
+def _check_like(path: StoredFile, number: int, page: Any, first: Any) -> None:
     """Refuse a page that is stored in another way than the first, by which tifffile reads it.
 
     Raises:
@@ -560,12 +579,29 @@ def _check_like(path: str, number: int, page: Any, first: Any) -> None:
             )
 
 
-def page_window(path: str, file: int, page: Any, box: BoundingBox) -> Voxels:
+ReadParts: TypeAlias = Callable[[Sequence[tuple[int, int]]], Iterable[bytes]]
+"""Reads parts of a file: the first byte of each, and the one behind its last."""
+
+
+def _part_reader(file: StoredFile) -> ReadParts:
+    """A function that reads parts of a file, from several threads; what is cut off is shorter."""
+    if isinstance(file, RemoteFile):
+        return file.read_parts
+    descriptor = os.open(file, os.O_RDONLY)
+
+    def read_parts(parts: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        return (os.pread(descriptor, stop - start, start) for start, stop in parts)
+
+    weakref.finalize(read_parts, os.close, descriptor)
+    return read_parts
+
+
+def page_window(path: StoredFile, read_parts: ReadParts, page: Any, box: BoundingBox) -> Voxels:
     """Read the voxels of a box, one slice deep, of a page.
 
     Args:
-        path: path of the file, for memory maps and messages.
-        file: descriptor of the open file.
+        path: the file, for memory maps and messages.
+        read_parts: reads parts of it.
         page: tifffile's page.
         box: the box; z is 0 to 1.
 
@@ -582,8 +618,10 @@ def page_window(path: str, file: int, page: Any, box: BoundingBox) -> Voxels:
             layout = RawLayout(
                 dtype, _page_shape(keyframe), _page_axes(keyframe), int(page.dataoffsets[0])
             )
-            return layout.read(path, box)
-        return _decode(file, page, box)
+            return read_raw(path, layout, box)
+        return _decode(read_parts, page, box)
+    except (TransientReadError, WorkerFault):
+        raise
     except Exception as error:  # codecs have errors of their own
         advice = (
             "pip install imagecodecs"
@@ -602,7 +640,7 @@ def _compression_name(page: Any) -> str:
     return str(getattr(compression, "name", compression))
 
 
-def _decode(file: int, page: Any, box: BoundingBox) -> Voxels:
+def _decode(read_parts: ReadParts, page: Any, box: BoundingBox) -> Voxels:
     """Decode the segments of a page, its strips or tiles, that a box touches."""
     keyframe = page.keyframe
     length, width = _segment_shape(keyframe)
@@ -613,31 +651,46 @@ def _decode(file: int, page: Any, box: BoundingBox) -> Voxels:
     shape = (int(keyframe.samplesperpixel), *box.shape)
     out = np.full(shape, keyframe.nodata, keyframe.dtype.newbyteorder("="))
     planes = keyframe.samplesperpixel if keyframe.planarconfig == _SEPARATE else 1
-    for plane in range(planes):
-        for row in range(y0 // length, ceil_div(y1, length)):
-            for column in range(x0 // width, ceil_div(x1, width)):
-                segment = _segment(file, page, (plane * rows + row) * columns + column)
-                if segment is None:
-                    continue
-                start = (0, row * length, column * width)
-                tile = BoundingBox(start, (1, start[1] + segment.shape[0], start[2] + width))
-                both = box.intersection(tile)
-                source = (slice(None), *both.slices_in(tile)[1:])
-                target = (slice(plane, plane + segment.shape[-1]), 0, *both.slices_in(box)[1:])
-                out[target] = np.moveaxis(segment, -1, 0)[source]
+    places = [
+        (plane, row, column, (plane * rows + row) * columns + column)
+        for plane in range(planes)
+        for row in range(y0 // length, ceil_div(y1, length))
+        for column in range(x0 // width, ceil_div(x1, width))
+    ]
+    stored = [place for place in places if _is_stored(page, place[-1])]
+    parts = [_part(page, index) for *_, index in stored]
+    for (plane, row, column, index), data in zip(stored, read_parts(parts), strict=True):
+        segment = _segment(page, index, data)
+        start = (0, row * length, column * width)
+        tile = BoundingBox(start, (1, start[1] + segment.shape[0], start[2] + width))
+        both = box.intersection(tile)
+        source = (slice(None), *both.slices_in(tile)[1:])
+        target = (slice(plane, plane + segment.shape[-1]), 0, *both.slices_in(box)[1:])
+        out[target] = np.moveaxis(segment, -1, 0)[source]
     return out
 
 
-def _segment(file: int, page: Any, index: int) -> Voxels | None:
-    """Decode a strip or tile: (y, x, channels); None in a sparse file that leaves it out."""
-    count = int(page.databytecounts[index])
+def _is_stored(page: Any, index: int) -> bool:
+    """Whether a strip or tile is there; sparse files of GDAL leave some out. Raises ValueError."""
+    if int(page.databytecounts[index]) or int(page.dataoffsets[index]):
+        return True
+    if not _GDAL_TAGS.intersection(tag.code for tag in page.keyframe.tags):
+        raise ValueError("a strip or tile of it was never written, and it is no file of GDAL's")
+    return False
+
+
+def _part(page: Any, index: int) -> tuple[int, int]:
+    """The bytes of a strip or tile in its file. Raises ValueError."""
     offset = int(page.dataoffsets[index])
-    if not (count or offset):
-        if not _GDAL_TAGS.intersection(tag.code for tag in page.keyframe.tags):
-            raise ValueError("a strip or tile of it was never written, and it is no file of GDAL's")
-        return None
-    data = os.pread(file, count, offset)
-    if not count or len(data) < count:
+    count = int(page.databytecounts[index])
+    if not count:
+        raise ValueError("it was cut off")
+    return offset, offset + count
+
+
+def _segment(page: Any, index: int, data: bytes) -> Voxels:
+    """Decode a strip or tile: (y, x, channels)."""
+    if len(data) < int(page.databytecounts[index]):
         raise ValueError("it was cut off")
     _check_unpacked_size(page.keyframe, data)
     tables = {}
@@ -747,27 +800,27 @@ def create_tiff(path: str, spec: FileSpec) -> RawLayout:
     return RawLayout(np.dtype(spec.dtype).newbyteorder("<").str, shape, "ZCYX", offset)
 
 
-def read_tiff_slice_header(path: str) -> SliceHeader:
+def read_tiff_slice_header(path: StoredFile) -> SliceHeader:
     """Read the header of a file of one page.
 
     Raises:
         VolumeError: it has more pages, or holds no numbers.
     """
-    tifffile = import_library("tifffile", "TIFF")
+    import_library("tifffile", "TIFF")
     complaint = f"{path} cannot be read as TIFF"
-    with header_errors(complaint), tifffile.TiffFile(path, is_ome=False) as tiff:
+    with header_errors(complaint), _open(path, is_ome=False) as tiff:
         page = tiff.pages[0]
         if len(tiff.pages) != 1:
             raise VolumeError(f"{path} has {len(tiff.pages)} pages; expected one, of a slice")
-        if page.is_final and page.dataoffsets[0] + page.nbytes > Path(path).stat().st_size:
+        if page.is_final and page.dataoffsets[0] + page.nbytes > count_bytes(path):
             raise VolumeError(f"{path} was cut off: copy it again")
-        check_shape(path, _page_shape(page))
+        check_shape(str(path), _page_shape(page))
         has_table = page.photometric == _PALETTE and page.colormap is not None
         return SliceHeader(
             channels=int(page.samplesperpixel),
             height=int(page.imagelength),
             width=int(page.imagewidth),
-            dtype=number_dtype(page.dtype, path),
+            dtype=number_dtype(page.dtype, str(path)),
             grain=page_grain(page),
             notes=_meaning_notes(page),
             colours=hashlib.sha256(page.colormap.tobytes()).hexdigest() if has_table else "",
@@ -776,9 +829,5 @@ def read_tiff_slice_header(path: str) -> SliceHeader:
 
 def read_tiff_slice(path: str, box: BoundingBox) -> Voxels:
     """Read the voxels of a box, one slice deep, of a file of one page: (channels, 1, y, x)."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        with import_library("tifffile", "TIFF").TiffFile(path, is_ome=False) as tiff:
-            return page_window(path, file, tiff.pages[0], box)
-    finally:
-        os.close(file)
+    with _open(path, is_ome=False) as tiff:
+        return page_window(path, _part_reader(path), tiff.pages[0], box)

@@ -20,6 +20,7 @@ from beam_inference import arrays
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.fields import Json
 from beam_inference.errors import (
+    BeamInferenceError,
     PermanentReadError,
     StalledReadError,
     TransientReadError,
@@ -49,6 +50,19 @@ TensorStore: TypeAlias = ts.TensorStore
 """An open array."""
 
 _NOT_THE_CHUNKS_FAULT = ("PERMISSION_DENIED", "UNAUTHENTICATED")
+
+
+def read_error(error: Exception, what: str) -> BeamInferenceError:
+    """The error to raise where TensorStore fails to read something.
+
+    Returns:
+        A WorkerFault, where this process may not read it at all; a TransientReadError, where
+        another attempt may succeed; else a PermanentReadError.
+    """
+    message = f"cannot read {what}: {one_line(error)}"
+    if status(error) in _NOT_THE_CHUNKS_FAULT:
+        return WorkerFault(message)
+    return TransientReadError(message) if may_pass(error) else PermanentReadError(message)
 
 
 @dataclass(frozen=True)
@@ -204,12 +218,7 @@ class Volume:
                 f"cannot read {box} of {self.url}: it is not there after {timeout:g} s"
             ) from None
         except (ValueError, OSError) as error:
-            message = f"cannot read {box} of {self.url}: {one_line(error)}"
-            if status(error) in _NOT_THE_CHUNKS_FAULT:
-                raise WorkerFault(message) from error
-            raise (TransientReadError if may_pass(error) else PermanentReadError)(
-                message
-            ) from error
+            raise read_error(error, f"{box} of {self.url}") from error
 
     def _check_blocks(self, window: ts.TensorStore, name: str) -> None:
         """Refuse a window of which TensorStore would read a block wrongly, without an error."""

@@ -1,0 +1,52 @@
+"""Files that are converted: of this machine, named by their paths, or in object stores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from beam_inference.config.fields import Json
+from beam_inference.volumes.remote_files import BUFFER_BYTES, RemoteFile
+
+StoredFile: TypeAlias = str | RemoteFile
+"""The path of a file of this machine, or a file in an object store; as text, the name of either."""
+
+
+def open_stream(file: StoredFile, buffer_bytes: int = BUFFER_BYTES) -> BinaryIO:
+    """Open a file for reading at any position.
+
+    Args:
+        file: the file.
+        buffer_bytes: bytes that are read from an object store at least.
+    """
+    if isinstance(file, RemoteFile):
+        return file.open(buffer_bytes)
+    return Path(file).open("rb")
+
+
+def count_bytes(file: StoredFile) -> int:
+    """Bytes of a file."""
+    return file.size if isinstance(file, RemoteFile) else Path(file).stat().st_size
+
+
+def file_identity(file: StoredFile) -> Json:
+    """JSON values that change when a file does: of paths, size and time."""
+    if isinstance(file, RemoteFile):
+        return file.identity
+    status = Path(file).stat()
+    return {
+        "path": str(Path(file).absolute()),
+        "bytes": status.st_size,
+        "modified_ns": status.st_mtime_ns,
+    }
+
+
+def suffix_of(file: StoredFile) -> str:
+    """The last suffix of a file's name, in lower case."""
+    return os.path.splitext(str(file))[1].lower()
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is the URL of a file that is not on this machine."""
+    return "://" in path and not path.startswith("file://")

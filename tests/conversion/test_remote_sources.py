@@ -1,0 +1,360 @@
+"""Test that files and slices in object stores are converted as those of this machine are."""
+
+import gzip
+import io
+import math
+import pickle
+import tempfile
+import uuid
+
+import h5py
+import numpy as np
+import pytest
+import tifffile
+from fakes.gcs import GcsStandIn
+from fakes.s3 import KEYS, S3StandIn
+from fakes.web_files import WebFiles, Zeros
+from foreign_files import mrc_bytes, nifti_bytes, nrrd_bytes
+from helpers import read_volume
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instrument_files import write_ims
+from PIL import Image
+from source_volumes import assert_holds, random_array
+
+from beam_inference.cli.main import main
+from beam_inference.config.storage import Storage
+from beam_inference.conversion.convert import convert
+from beam_inference.conversion.find_source import find_source
+from beam_inference.conversion.raw_array import RawLayout
+from beam_inference.errors import ConfigError, PermanentReadError, VolumeError, WorkerFault
+from beam_inference.geometry import zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.volumes.kvstores import LOCAL, open_kvstore
+from beam_inference.volumes.remote_files import PART_BYTES, find_remote_file
+
+PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+
+
+def put(files):
+    """Write files into a store of their own in memory; the URL of its folder."""
+    folder = f"memory://{uuid.uuid4().hex}"
+    for name, content in files.items():
+        open_kvstore(folder).write(name, content).result()
+    return folder
+
+
+def source_of(url, dataset=None, scale=0, storage=LOCAL):
+    """The source at a URL, as a worker gets it."""
+    return pickle.loads(pickle.dumps(find_source(url, dataset, scale, storage)))
+
+
+def content_of(save):
+    """The bytes that a function writes into a file."""
+    file = io.BytesIO()
+    save(file)
+    return file.getvalue()
+
+
+def hdf5_bytes(array, **options):
+    def save(file):
+        with h5py.File(file, "w") as hdf5:
+            hdf5.create_dataset("volumes/raw", data=array, **options)
+
+    return content_of(save)
+
+
+ARRAY = random_array("uint16", (5, 40, 30))
+FILES = {
+    "a.npy": content_of(lambda file: np.save(file, ARRAY)),
+    "turned.npy": content_of(lambda file: np.save(file, np.asfortranarray(ARRAY))),
+    "a.npz": content_of(lambda file: np.savez_compressed(file, v=ARRAY)),
+    "a.nii": nifti_bytes(ARRAY, (1, 1, 1)),
+    "a.nii.gz": gzip.compress(nifti_bytes(ARRAY, (1, 1, 1))),
+    "a.mrc": mrc_bytes(ARRAY, (1, 1, 1)),
+    "a.nrrd": nrrd_bytes(ARRAY, []),
+    "packed.nrrd": nrrd_bytes(ARRAY, [], encoding="gzip"),
+    "a.tif": content_of(lambda file: tifffile.imwrite(file, ARRAY)),
+    "scattered.tif": content_of(lambda file: tifffile.imwrite(file, ARRAY, contiguous=False)),
+    "strips.tif": content_of(
+        lambda file: tifffile.imwrite(file, ARRAY, rowsperstrip=7, compression="zlib")
+    ),
+    "tiles.tif": content_of(
+        lambda file: tifffile.imwrite(file, ARRAY, tile=(16, 16), compression="zlib")
+    ),
+    "a.h5": hdf5_bytes(ARRAY, chunks=(2, 16, 16), compression="gzip"),
+}
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder for temporary files, empty at first."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_in_a_store_is_what_it_is_here(tmp_path, name):
+    (tmp_path / name).write_bytes(FILES[name])
+    here = find_source(str(tmp_path / name), None, 0, LOCAL)
+    source = source_of(f"{put({name: FILES[name]})}/{name}")
+    assert_holds(source, ARRAY, here.info.voxel_size_nm)
+    assert source.info.notes == here.info.notes
+
+
+@pytest.mark.slow
+def test_a_file_of_an_instrument_is_fetched(tmp_path):
+    array = random_array("uint16", (3, 20, 30))
+    write_ims(tmp_path / "a.ims", array[None, None])
+    url = f"{put({'a b.ims': (tmp_path / 'a.ims').read_bytes()})}/a%20b.ims"
+    here = find_source(str(tmp_path / "a.ims"), None, 0, LOCAL)
+    assert_holds(source_of(url), here.open()(here.info.bounds), here.info.voxel_size_nm)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_windows_of_raw_arrays_are_those_of_memory_maps(data):
+    axes = data.draw(st.permutations("CZYX").map("".join))
+    shape = data.draw(st.tuples(*[st.integers(1, n) for n in (3, 40, 60, 80)]))
+    dtype = data.draw(st.sampled_from(["|u1", "<u2", ">f4"]))
+    offset = data.draw(st.integers(0, 9))
+    layout = RawLayout(dtype, shape, axes, offset)
+    content = np.random.default_rng(0).integers(0, 99, layout.stop, np.uint8).tobytes()
+    extent = dict(zip(axes, shape, strict=True))
+    start = [data.draw(st.integers(0, extent[axis] - 1)) for axis in "ZYX"]
+    stop = [data.draw(st.integers(a + 1, extent[b])) for a, b in zip(start, "ZYX", strict=True)]
+    box = BoundingBox(zyx.triple(start), zyx.triple(stop))
+    remote = find_remote_file(f"{put({'a': content})}/a", LOCAL)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        expected = layout.read(file.name, box)
+    found = layout.read_parts(remote, box)
+    assert found.dtype == expected.dtype
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_large_windows_take_few_requests_and_little_more_than_their_bytes():
+    array = random_array("uint8", (24, 1000, 1000))
+    with WebFiles({"/a.npy": content_of(lambda file: np.save(file, array))}) as web:
+        source = source_of(f"{web.url}/a.npy")
+        assert source.info.grain == (2, 1000, 1000)
+        read = source.open()
+        web.sent.clear()
+        web.answers.clear()
+        box = BoundingBox((3, 0, 0), (20, 1000, 1000))
+        np.testing.assert_array_equal(read(box)[0], array[3:20])
+        assert web.sent["/a.npy"] == box.size
+        assert web.answers["/a.npy"] == math.ceil(box.size / (PART_BYTES // 10**6 * 10**6))
+        web.sent.clear()
+        np.testing.assert_array_equal(
+            read(BoundingBox((0, 400, 0), (24, 600, 1000)))[0], array[:, 400:600]
+        )
+        assert web.sent["/a.npy"] == 24 * 200 * 1000
+
+
+def test_files_that_are_damaged_or_cut_off_are_refused():
+    cut = {name: FILES[name][:-10] for name in ("a.npy", "a.nii", "a.mrc", "a.nrrd", "a.npz")}
+    folder = put(cut | {"b.h5": FILES["a.h5"][:2000], "b.tif": b"II nonsense"})
+    for name, message in [
+        *((name, "was cut off") for name in ("a.npy", "a.nii", "a.mrc", "a.nrrd")),
+        ("a.npz", f"{folder}/a.npz is not an .npz archive"),
+        ("b.h5", f"{folder}/b.h5 cannot be read as HDF5"),
+        ("b.tif", f"{folder}/b.tif cannot be read as TIFF"),
+        ("c.npy", f"there is nothing at {folder}/c.npy"),
+    ]:
+        with pytest.raises(VolumeError, match=message):
+            source_of(f"{folder}/{name}")
+    for wrong in ({"dataset": "x"}, {"scale": 1}):
+        with pytest.raises(ConfigError, match="has no"):
+            source_of(f"{put({'a.npy': FILES['a.npy']})}/a.npy", **wrong)
+    with pytest.raises(ConfigError, match="DICOM series are read from this machine's disks only"):
+        source_of("gs://bucket/series/*.dcm")
+
+
+def test_a_file_that_is_replaced_meanwhile_is_not_mixed():
+    folder = put({"a.npy": FILES["a.npy"]})
+    source = source_of(f"{folder}/a.npy")
+    identity = source.identity
+    read = source.open()
+    open_kvstore(folder).write("a.npy", FILES["a.npy"][:-1] + b"x").result()
+    with pytest.raises(WorkerFault, match="a.npy was changed since"):
+        read(source.info.bounds)
+    assert source_of(f"{folder}/a.npy").identity != identity
+
+
+def test_a_header_names_files_of_its_own_folder_only():
+    head = nrrd_bytes(ARRAY, ["data file: {}"]).partition(b"\n\n")[0].decode()
+    names = {
+        "a.nhdr": "beside me.raw",
+        "b.nhdr": "../a.raw",
+        "c.nhdr": "/etc/passwd",
+        "d.nhdr": "sub/../a.raw",
+        "e.nhdr": "absent.raw",
+        "f.nhdr": "http://host/a.raw",
+    }
+    folder = put(
+        {name: f"{head.format(other)}\n\n".encode() for name, other in names.items()}
+        | {"beside me.raw": ARRAY.tobytes()}
+    )
+    assert_holds(source_of(f"{folder}/a.nhdr"), ARRAY)
+    for name in "bcdf":
+        with pytest.raises(VolumeError, match="may lead out of its folder"):
+            source_of(f"{folder}/{name}.nhdr")
+    with pytest.raises(VolumeError, match=r"there is nothing at memory.*absent\.raw"):
+        source_of(f"{folder}/e.nhdr")
+
+
+@pytest.mark.slow
+def test_links_of_hdf5_lead_nowhere_and_copies_are_removed(temporary):
+    def save(file):
+        with h5py.File(file, "w") as hdf5:
+            hdf5["near"] = ARRAY
+            hdf5["far"] = h5py.ExternalLink("/etc/other.h5", "x")
+            hdf5["beside"] = h5py.ExternalLink("a.h5", "volumes/raw")
+
+    folder = put({"b.h5": content_of(save), "a.h5": FILES["a.h5"]})
+    for name, message in [("far", "leads out of its folder"), ("beside", "there is none in")]:
+        with pytest.raises(VolumeError, match=message):
+            source_of(f"{folder}/b.h5:{name}")
+    source = source_of(f"{folder}/b.h5:near")
+    read = source.open()
+    assert len(list(temporary.iterdir())) == 1  # launch and worker share it in one process
+    np.testing.assert_array_equal(read(source.info.bounds)[0], ARRAY)
+    source_of(f"{folder}/a.h5")  # takes the place of the one that is kept
+    assert len(list(temporary.iterdir())) == 2
+    del read
+    assert len(list(temporary.iterdir())) == 1
+
+
+def test_a_copy_that_has_no_room_is_refused_before_it_is_made(temporary):
+    with (
+        WebFiles({"/a.h5": Zeros(2**48)}) as web,
+        pytest.raises(VolumeError, match=r"a\.h5 has 262144\.0 GiB.*Set TMPDIR"),
+    ):
+        source_of(f"{web.url}/a.h5")
+    assert web.sent["/a.h5"] < 2**20
+    assert not list(temporary.iterdir())
+
+
+def slices_of(array, kind, pattern="s{}"):
+    def save(plane):
+        image = Image.fromarray(plane)
+        return content_of(lambda file: image.save(file, kind))
+
+    return {f"{pattern.format(z)}.{kind}": save(plane) for z, plane in enumerate(array)}
+
+
+@pytest.mark.parametrize("kind", ["png", "tiff"])
+def test_slices_in_a_store(kind):
+    array = random_array("uint16", (12, 20, 30))
+    folder = put(slices_of(array, kind) | {"notes.txt": b"no slice", "deep/s99.png": b"not read"})
+    for url in (folder, f"{folder}/", f"{folder}/*.{kind}"):
+        source = source_of(url)
+        assert_holds(source, array)
+        assert source.info.grain == (1, 20, 30)
+        assert source.info.notes == ()
+    assert_holds(source_of(f"{folder}/s1?.{kind}"), array[10:])
+    assert_holds(source_of(f"{folder}/s3.{kind}"), array[3:4])
+
+
+def test_slices_in_a_store_are_checked_as_those_here():
+    array = random_array("uint8", (5, 20, 30))
+    files = slices_of(array, "png")
+    folder = put(files)
+    source = source_of(f"{folder}/*.png")
+    identity = source.identity
+    open_kvstore(folder).write("s3.png", slices_of(array[::-1], "png")["s0.png"]).result()
+    assert source_of(f"{folder}/*.png").identity != identity
+    open_kvstore(folder).write("s3.png", None).result()
+    with pytest.raises(WorkerFault, match="not those that were there"):
+        source.open()
+    assert "slices are missing" in source_of(f"{folder}/*.png").info.notes[0]
+    other = files | {"s9.png": slices_of(array[:, :5], "png")["s0.png"]}
+    with pytest.raises(VolumeError, match="5 × 30"):
+        source_of(put(other))
+    with pytest.raises(VolumeError, match="matches no slices"):
+        source_of(f"{put({'a.txt': b'x'})}/*.png")
+    cut = put(files | {"s2.png": files["s2.png"][:-60]})
+    read = source_of(cut).open()
+    with pytest.raises(PermanentReadError, match=f"cannot read {cut}/s2.png"):
+        read(BoundingBox((0, 0, 0), (5, 20, 30)))
+    large = put(files)
+    source = source_of(large)
+    open_kvstore(large).write("s2.png", files["s2.png"] + bytes(2**24 + 1200)).result()
+    with pytest.raises(PermanentReadError, match="s2.png has more than"):
+        source.open()(source.info.bounds)
+
+
+def test_credentials_in_the_url_of_a_file_are_not_repeated(tmp_path, capsys):
+    url = "https://host/a.npy?token=planted"
+    assert main(["convert", url, str(tmp_path / "out"), "--voxel-size=8,8,8"]) == 2
+    told = "".join(capsys.readouterr())
+    assert "holds credentials" in told
+    assert "planted" not in told
+
+
+@pytest.mark.slow
+def test_a_bucket_that_fails_now_and_then(tmp_path, monkeypatch, capsys):
+    array = random_array("uint8", (40, 100, 90))
+    with GcsStandIn("data", fail_rate=0.1, latency=0.002, seed=1) as gcs:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+        gcs.put("data", "in/a.npy", content_of(lambda file: np.save(file, array)))
+        for name, content in slices_of(array, "png").items():
+            gcs.put("data", f"s/{name}", content)
+        gcs.put("data", "in/a.h5", hdf5_bytes(array))
+        for number, source in enumerate(["in/a.npy", "s/*.png", "in/a.h5:volumes/raw"]):
+            words = [f"gs://data/{source}", "gs://data/out", "--voxel-size=8,8,8", "--overwrite"]
+            assert main(["convert", *words]) == 0, source
+            told = "".join(capsys.readouterr())
+            assert "MiB of voxels in memory" in told
+            copy = f"{tmp_path}/{number}.npy"
+            assert main(["convert", "gs://data/out", copy, "--drop=voxel-size"]) == 0
+            np.testing.assert_array_equal(np.load(copy), array)
+        assert sum(gcs.failures.values()) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["s", "a.h5", "a.nii.gz", "a.tif"])
+def test_workers_in_processes_of_their_own_read_files_of_s3(tmp_path, monkeypatch, name):
+    for variable, value in KEYS.items():
+        monkeypatch.setenv(variable, value)
+    array = random_array("uint16", (70, 130, 120))
+    files = {
+        "s": slices_of(array, "png", "s/s{}"),
+        "a.h5": {"a.h5": hdf5_bytes(array)},
+        "a.nii.gz": {"a.nii.gz": gzip.compress(nifti_bytes(array, (1, 1, 1)))},
+        "a.tif": {
+            "a.tif": content_of(lambda file: tifffile.imwrite(file, array, compression="zlib"))
+        },
+    }[name]
+    with S3StandIn(["data"], fail_rate=0.02, latency=0.002) as s3:
+        client = s3.client()
+        for key, content in files.items():
+            client.put_object(Bucket="data", Key=key, Body=content)
+        settings = {"endpoint": s3.url, "region": "us-east-1", "credentials": "environment"}
+        result = convert(
+            f"s3://data/{name}",
+            str(tmp_path / "out"),
+            voxel_size_nm=(8, 8, 8),
+            block_shape=(16, 64, 64),
+            window_bytes=2**19,
+            storage=Storage.model_validate({"s3": settings}),
+            flags=PROCESSES,
+        )
+    assert result.outcome.is_complete
+    assert result.outcome.chunks > 2
+    np.testing.assert_array_equal(read_volume(tmp_path / "out")[0], array)
+
+
+def test_the_python_function_takes_settings_of_stores(tmp_path):
+    with GcsStandIn("data") as gcs:
+        storage = Storage.model_validate({"gcs": {"endpoint": gcs.url}})
+        gcs.put("data", "a.npy", FILES["a.npy"])
+        result = convert(
+            "gs://data/a.npy", str(tmp_path / "a.nrrd"), voxel_size_nm=(8, 8, 8), storage=storage
+        )
+    assert result.exit_code == 0
+    assert_holds(find_source(str(tmp_path / "a.nrrd"), None, 0, LOCAL), ARRAY, (8, 8, 8))
