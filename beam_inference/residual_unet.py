@@ -18,6 +18,7 @@ training has saved::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -144,12 +145,52 @@ def normalize_in_place(
         The result, and of all processes that train together mean and variance of each channel, and
         how many voxels these are of.
     """
-    answer: tuple[Tensor, Tensor, Tensor, Tensor]
     if has_torch_function_unary(x):  # subclasses of tensors are asked, as about PyTorch's functions
+        answer: tuple[Tensor, Tensor, Tensor, Tensor]
         answer = handle_torch_function(normalize_in_place, (x,), x, scale, bias, slope, epsilon)
-    else:
-        answer = _InPlaceFunction.apply(x, scale, bias, slope, epsilon)  # type: ignore[no-untyped-call]
-    return answer
+        return answer
+    result = normalize_arrays_in_place([x], scale, bias, slope, epsilon)
+    return result.arrays[0], result.mean, result.variance, result.count
+
+
+@dataclass(frozen=True)
+class NormalizedArrays:
+    """What :func:`normalize_arrays_in_place` gives.
+
+    Attributes:
+        arrays: normalised and activated.
+        mean: of each channel, over all arrays of all processes that train together.
+        variance: likewise, biased.
+        count: how many voxels these are of.
+    """
+
+    arrays: Sequence[Tensor]
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+
+def normalize_arrays_in_place(
+    arrays: Sequence[Tensor],
+    scale: Tensor,
+    bias: Tensor,
+    slope: float,
+    epsilon: float,
+    counts: bool = True,
+) -> NormalizedArrays:
+    """Normalise and activate arrays in place, as :func:`normalize_in_place` does one batch.
+
+    Args:
+        arrays: (N, C, …) each, which are overwritten.
+        scale: (C,), above 0.
+        bias: (C,).
+        slope: of the leaky ReLU below zero.
+        epsilon: added to variances.
+        counts: whether these arrays count in the statistics; another process' must, if not.
+    """
+    results = _InPlaceFunction.apply(scale, bias, slope, epsilon, counts, *arrays)  # type: ignore[no-untyped-call]
+    *normal, mean, variance, count = results
+    return NormalizedArrays(normal, mean, variance, count)
 
 
 def _add_up(values: Tensor) -> Tensor:
@@ -164,44 +205,67 @@ class _InPlaceFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, bias: Tensor, slope: float, epsilon: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
-        wide = torch.promote_types(x.dtype, torch.float32)
-        share = torch.tensor([float(x.numel() // x.shape[1])], device=x.device, dtype=wide)
-        sums = _add_up(torch.cat([x.sum(axes, dtype=wide), share]))
+        ctx: Any,
+        scale: Tensor,
+        bias: Tensor,
+        slope: float,
+        epsilon: float,
+        counts: bool,
+        *arrays: Tensor,
+    ) -> tuple[Tensor, ...]:
+        axes, shape = _channel_axes(arrays[0])
+        dtype = arrays[0].dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        share = scale.new_tensor([float(sum(x.numel() // x.shape[1] for x in arrays))], dtype=wide)
+        sums = torch.stack([x.sum(axes, dtype=wide) for x in arrays]).sum(0)
+        sums = _add_up(torch.cat([sums, share]) * counts)
         count = sums[-1:]
         mean = sums[:-1] / count
-        x.sub_(mean.to(x.dtype).view(shape))
-        norm = torch.linalg.vector_norm(x, dim=axes, dtype=wide)
-        variance = _add_up(norm.square()) / count
+        for x in arrays:
+            x.sub_(mean.to(dtype).view(shape))
+        norms = [torch.linalg.vector_norm(x, dim=axes, dtype=wide) for x in arrays]
+        variance = _add_up(torch.stack(norms).square().sum(0) * counts) / count
         inverse = (variance + epsilon).rsqrt()
-        x.mul_((scale * inverse).to(x.dtype).view(shape)).add_(bias.to(x.dtype).view(shape))
-        functional.leaky_relu(x, slope, inplace=True)
-        ctx.mark_dirty(x)
+        for x in arrays:
+            x.mul_((scale * inverse).to(dtype).view(shape)).add_(bias.to(dtype).view(shape))
+            functional.leaky_relu(x, slope, inplace=True)
+        ctx.mark_dirty(*arrays)
         ctx.mark_non_differentiable(mean, variance, count)
-        ctx.save_for_backward(x, scale, bias, inverse, count)
+        ctx.save_for_backward(scale, bias, inverse, count, *arrays)
         ctx.slope = slope
-        return x, mean, variance, count
+        ctx.counts = counts
+        return *arrays, mean, variance, count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        y, scale, bias, inverse, count = ctx.saved_tensors
-        axes = [axis for axis in range(y.ndim) if axis != 1]
-        shape = [-1 if axis == 1 else 1 for axis in range(y.ndim)]
-        is_low = y < 0
-        gradient = torch.where(is_low, gradients[0] * ctx.slope, gradients[0])
-        normal = torch.where(is_low, y / ctx.slope, y)
-        normal.sub_(bias.to(y.dtype).view(shape)).div_(scale.to(y.dtype).view(shape))
-        of_bias = gradient.sum(axes, dtype=inverse.dtype)
-        of_scale = (gradient * normal).sum(axes, dtype=inverse.dtype)
-        means = _add_up(torch.stack([of_bias, of_scale])) / count
-        gradient.sub_(means[0].to(y.dtype).view(shape))
-        gradient.sub_(normal.mul_(means[1].to(y.dtype).view(shape)))
-        gradient.mul_((scale * inverse).to(y.dtype).view(shape))
-        return gradient, of_scale, of_bias, None, None
+        scale, bias, inverse, count, *arrays = ctx.saved_tensors
+        axes, shape = _channel_axes(arrays[0])
+        dtype = arrays[0].dtype
+        of_bias = torch.zeros_like(inverse)
+        of_scale = torch.zeros_like(inverse)
+        pairs = []
+        for y, above in zip(arrays, gradients, strict=False):
+            is_low = y < 0
+            gradient = torch.where(is_low, above * ctx.slope, above)
+            normal = torch.where(is_low, y / ctx.slope, y)
+            normal.sub_(bias.to(dtype).view(shape)).div_(scale.to(dtype).view(shape))
+            of_bias += gradient.sum(axes, dtype=inverse.dtype)
+            of_scale += (gradient * normal).sum(axes, dtype=inverse.dtype)
+            pairs.append((gradient, normal))
+        # Arrays that do not count have not changed the statistics.
+        means = _add_up(torch.stack([of_bias, of_scale])) / count * ctx.counts
+        for gradient, normal in pairs:
+            gradient.sub_(means[0].to(dtype).view(shape))
+            gradient.sub_(normal.mul_(means[1].to(dtype).view(shape)))
+            gradient.mul_((scale * inverse).to(dtype).view(shape))
+        return of_scale, of_bias, None, None, None, *(gradient for gradient, _ in pairs)
+
+
+def _channel_axes(x: Tensor) -> tuple[list[int], list[int]]:
+    """The axes other than channels, and the shape of a value for each channel."""
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    return axes, [-1 if axis == 1 else 1 for axis in range(x.ndim)]
 
 
 def _after(channels: int, normalization: Normalization) -> list[nn.Module]:

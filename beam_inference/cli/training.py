@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from beam_inference.cli.argument_types import natural, number_type, seed, shape
 from beam_inference.cli.command import Options, Subparsers, add_command, add_debug, set_action
 from beam_inference.errors import COMPLETE, ConfigError
-from beam_inference.geometry.zyx import Zyx, multiply, triple
+from beam_inference.geometry.zyx import Zyx
 
 if TYPE_CHECKING:
     from beam_inference.geometry.bounding_box import BoundingBox
@@ -95,13 +95,13 @@ def _add_block_shape(parser: argparse.ArgumentParser) -> None:
 
 def split(options: SplitOptions) -> int:
     """Print the size of each set and, of a small volume, a map of its blocks."""
-    from beam_inference.training.split import PATCHES_PER_BLOCK, Split, subset_sizes
+    from beam_inference.training.split import Split, default_block_shape, subset_sizes
     from beam_inference.volumes.opening import open_volume
 
     block_shape = options.block_shape
     if block_shape is None:
         assert options.patch_shape is not None, "argparse requires one of the two"
-        block_shape = multiply(options.patch_shape, triple([PATCHES_PER_BLOCK] * 3))
+        block_shape = default_block_shape([options.patch_shape])
     made = Split(block_shape, options.validation, options.test, options.seed)
     bounds = open_volume(options.volume, scale=options.scale).bounds
     if bounds.coarsen(block_shape).size > _MOST_BLOCKS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -28,11 +29,11 @@ from beam_inference.config.volumes import Mask, VolumeSource
 from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import shorten_value
-from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.training.augmentation import Augmentation
 from beam_inference.training.labelled_volumes import LabelledVolume
-from beam_inference.training.split import PATCHES_PER_BLOCK, Split
+from beam_inference.training.split import Split, default_block_shape
 from beam_inference.training.targets import Classes, Stored, TargetConfig
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -136,6 +137,13 @@ class LossConfig(Model):
     )
 
 
+class PatchShapeConfig(Model):
+    """A shape of patches that a network is trained with."""
+
+    shape: Shape = Field(description="voxels, z, y, x")
+    weight: PositiveFloat = Field(1.0, description="how often samples are of it")
+
+
 class OptimizerConfig(Model):
     """How weights follow the loss."""
 
@@ -154,7 +162,10 @@ class TrainingConfig(Model):
 
     volumes: list[VolumeConfig] = Field(min_length=1)
     output: Url = Field(description="local folder for checkpoints, weights, page and job file")
-    patch_shape: Shape
+    patch_shape: Shape = Field(description="voxels of a patch, of the job and of validation")
+    patch_shapes: list[PatchShapeConfig] | None = Field(
+        None, min_length=1, description="shapes that samples have; default patch_shape alone"
+    )
     target: TargetConfig
     network: NetworkConfig = NetworkConfig()
     normalize: DefiniteNormalize = Field("unit", description="as model.normalize of a job")
@@ -189,22 +200,43 @@ class TrainingConfig(Model):
     def _check(self) -> Self:
         if isinstance(self.normalize, Sections):
             raise ValueError("normalize: sections belong to one volume; write scale and offset")
+        self._check_patch_shapes()
         augmentation = self.augmentation
         if augmentation is None:
             return self
-        _, y, x = self.patch_shape
         margin = self.network.crop_margin
-        if augmentation.transpose and (y != x or margin[1] != margin[2]):
-            raise ValueError(
-                f"augmentation.transpose swaps y and x, but patches are {y} × {x} with crop "
-                f"margins {margin[1]} and {margin[2]}: make them equal, or write transpose: false"
-            )
+        for _, y, x in self.shapes_of_samples:
+            if augmentation.transpose and (y != x or margin[1] != margin[2]):
+                raise ValueError(
+                    f"augmentation.transpose swaps y and x, but patches are {y} × {x} with crop "
+                    f"margins {margin[1]} and {margin[2]}: make them equal, or write "
+                    "transpose: false"
+                )
         if isinstance(self.target, Stored) and augmentation.elastic is not None:
             raise ValueError(
                 "augmentation.elastic deforms labels, which stored channels cannot follow: remove "
                 "it, or make the target of labels"
             )
         return self
+
+    def _check_patch_shapes(self) -> None:
+        if self.patch_shapes is None:
+            return
+        shapes = [each.shape for each in self.patch_shapes]
+        if len(set(shapes)) < len(shapes):
+            raise ValueError("patch_shapes: a shape is there twice; give it one weight")
+        if math.prod(self.partition) > 1:
+            raise ValueError(
+                f"patch_shapes: ranks that divide each sample (partition: {list(self.partition)}) "
+                "need samples of one shape; remove one of the two keys"
+            )
+
+    @property
+    def shapes_of_samples(self) -> dict[Zyx, float]:
+        """The shapes that samples of the training set have, and how often."""
+        if self.patch_shapes is None:
+            return {self.patch_shape: 1.0}
+        return {each.shape: each.weight for each in self.patch_shapes}
 
     @property
     def output_channels(self) -> int:
@@ -221,7 +253,7 @@ class TrainingConfig(Model):
         """The split, with blocks of a definite shape."""
         shape = self.split.block_shape
         if shape is None:
-            shape = zyx.multiply(self.patch_shape, zyx.triple([PATCHES_PER_BLOCK] * 3))
+            shape = default_block_shape([self.patch_shape, *self.shapes_of_samples])
         return Split(shape, self.split.validation, self.split.test, self.split.seed)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,22 @@ class OpenLabelledVolume:
         labels = patch.size * (self.labels.channels * self.labels.dtype.itemsize + 1)
         return image + labels
 
+    def with_patch_shape(self, patch_shape: Zyx) -> OpenLabelledVolume:
+        """The same volume, for patches of another shape.
+
+        Raises:
+            VolumeError: no patch of it fits.
+        """
+        other = replace(self, patch_shape=patch_shape)
+        if other.starts.size == 0:
+            raise VolumeError(
+                f"no patch of {list(patch_shape)} voxels (z, y, x) with a crop margin of "
+                f"{list(self.crop_margin)} lies in both {self.image.url}, {self.image.bounds}, and "
+                f"its labels {self.labels.url}, {self.labels.bounds}. Make patches smaller, or "
+                "move the labels (see beam-inference convert --offset)."
+            )
+        return other
+
     def draw_box(
         self, split: Split, subset: Subset, random: np.random.Generator
     ) -> BoundingBox | None:
@@ -209,14 +225,7 @@ def open_labelled_volume(
         patch_shape,
         crop_margin,
     )
-    if opened.starts.size == 0:
-        raise VolumeError(
-            f"no patch of {list(patch_shape)} voxels (z, y, x) with a crop margin of "
-            f"{list(crop_margin)} lies in both {image.url}, {image.bounds}, and its labels "
-            f"{labels.url}, {labels.bounds}. Make patches smaller, or move the labels (see "
-            "beam-inference convert --offset)."
-        )
-    return opened
+    return opened.with_patch_shape(patch_shape)
 
 
 def as_source(volume: str | VolumeSource) -> VolumeSource:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from beam_inference.engines.packed import Pack, run_packed
 from beam_inference.engines.partition.mesh import Mesh
 from beam_inference.engines.partition.part import Part, crop, gather_box
 from beam_inference.engines.partition.share import own_part, run_divided
@@ -45,22 +47,85 @@ class Prediction:
         return gather_box(self.part, needs)
 
 
+class PackedNetwork(nn.Module):
+    """A network, as a function of patches of several shapes at a time.
+
+    Args:
+        network: of (N, C, Z, Y, X).
+        everybody: all ranks, over which batch normalisation takes its statistics.
+    """
+
+    def __init__(self, network: nn.Module, everybody: Mesh) -> None:
+        super().__init__()
+        self.network = network
+        self._everybody = everybody
+
+    def forward(self, images: Sequence[Tensor], counts: bool = True) -> list[Any]:
+        """The network's answer to the patches of each shape.
+
+        Args:
+            images: (N, C, Z, Y, X) of each shape, at least one; the ranks may have unlike numbers.
+            counts: whether these patches count in statistics.
+        """
+        if len(images) == 1 and self._everybody.size == 1:
+            return [self.network(images[0])]
+        return run_packed(self.network, images, Pack(self._everybody, counts))
+
+
 def predict(
+    network: Callable[[Sequence[Tensor], bool], Sequence[Any]],
+    images: Sequence[Tensor],
+    patch_shapes: Sequence[Sequence[int]],
+    channels: int,
+    device: torch.device,
+    counts: bool = True,
+) -> list[Prediction]:
+    """Compute the logits of patches of several shapes.
+
+    Args:
+        network: a :class:`PackedNetwork`, or what runs one, on the device. All ranks must call it.
+        images: patches of each shape with the network's crop margin, (N, C, Z, Y, X).
+        patch_shapes: of these patches, ZYX.
+        channels: that the network must return.
+        device: where the network is.
+        counts: whether these patches count in statistics.
+
+    Raises:
+        DeviceOutOfMemory: the device has too little memory for it.
+        ModelContractError: the network fails, or returns no tensor.
+        ConfigError: it returns another shape.
+    """
+    with _explained([each.shape for each in images]):
+        answers = network([each.to(device, non_blocking=True) for each in images], counts)
+    predictions = []
+    for answer, patch in zip(answers, patch_shapes, strict=True):
+        if not isinstance(answer, Tensor):
+            raise ModelContractError(
+                f"the network returned a {type(answer).__name__}; expected one tensor of logits"
+            )
+        box = _patch_within(answer.shape, patch, channels)
+        predictions.append(
+            Prediction(answer[slices_in(box, tuple((0, n) for n in answer.shape[2:]))])
+        )
+    return predictions
+
+
+def predict_part(
     network: nn.Module,
     image: Tensor,
     patch: Sequence[int],
     channels: int,
-    mesh: Mesh | None,
+    mesh: Mesh,
     device: torch.device,
 ) -> Prediction:
-    """Compute the logits of a batch of patches.
+    """Compute this rank's part of the logits of patches that ranks share.
 
     Args:
         network: that computes them, on the device.
         image: (N, C, Z, Y, X), patches with the network's crop margin.
         patch: shape of a patch, ZYX.
         channels: that the network must return.
-        mesh: ranks that share the batch; all of them must call this. None for a whole batch.
+        mesh: ranks that share the batch; all of them must call this.
         device: where the network is.
 
     Raises:
@@ -68,35 +133,27 @@ def predict(
         ModelContractError: the network fails, or returns no tensor.
         ConfigError: it returns another shape.
     """
-    if mesh is None:
-        with _explained(image.shape):
-            answer = network(image.to(device, non_blocking=True))
-        if not isinstance(answer, Tensor):
-            raise ModelContractError(
-                f"the network returned a {type(answer).__name__}; expected one tensor of logits"
-            )
-        box = _patch_within(answer.shape, patch, channels)
-        return Prediction(answer[slices_in(box, tuple((0, n) for n in answer.shape[2:]))])
     own = own_part(image, mesh).to(device, non_blocking=True)
-    with _explained(image.shape):
+    with _explained([image.shape]):
         part = run_divided(network, own, image.shape[2:], mesh)
     part = crop(part, _patch_within(part.shape, patch, channels))
     return Prediction(part.values, part)
 
 
 @contextmanager
-def _explained(shape: Sequence[int]) -> Iterator[None]:
-    """Turn the errors of a network into errors of ours, with the shape of its image."""
+def _explained(shapes: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Turn the errors of a network into errors of ours, with the shapes of its images."""
+    told = " and ".join(str(list(each)) for each in shapes)
     try:
         yield
     except torch.OutOfMemoryError:
         raise DeviceOutOfMemory(
-            f"the device has too little memory to train with {list(shape)} voxels at a time: "
+            f"the device has too little memory to train with {told} voxels at a time: "
             "make batch_size or patch_shape smaller, or take more ranks"
         ) from None
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ModelContractError(
-            f"the network failed on an image of shape {list(shape)}: "
+            f"the network failed on an image of shape {told}: "
             f"{describe_error(error)}. Check that patch_shape, with network.crop_margin, is one "
             "that the network can take, such as a multiple of its pooling, and input_channels."
         ) from error

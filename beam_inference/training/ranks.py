@@ -38,6 +38,12 @@ class Ranks:
     mesh: Mesh | None = None
 
     @property
+    def everybody(self) -> Mesh:
+        """All ranks, without regard to how they share samples."""
+        group = distributed.group.WORLD if self.count > 1 else None
+        return Mesh((1, 1, self.count), self.rank, group)
+
+    @property
     def teams(self) -> int:
         """How many groups of ranks there are that have samples of their own."""
         return self.count if self.mesh is None else self.count // self.mesh.size

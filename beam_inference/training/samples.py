@@ -23,7 +23,7 @@ from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.training.labelled_volumes import (
     Cutout,
     LabelledVolume,
@@ -33,7 +33,7 @@ from beam_inference.training.labelled_volumes import (
     open_labelled_volume,
 )
 from beam_inference.training.look_ahead import LookAhead
-from beam_inference.training.split import PATCHES_PER_BLOCK, Split, Subset
+from beam_inference.training.split import Split, Subset, default_block_shape
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +53,29 @@ class Batch:
         number: of the step, from 0.
         volumes: for each sample, which of the stream's volumes it is from.
         boxes: the patch of each sample.
-        arrays: what the stream's transform made of each sample, stacked (N, channels, Z, Y, X).
+        groups: what the stream's transform made of samples of one shape, stacked (N, channels, Z,
+            Y, X): a group for each shape, in the order in which shapes first come in ``boxes``, as
+            samples do in a group. Empty where this rank has no sample in the step.
     """
 
     number: int
     volumes: Sequence[int]
     boxes: Sequence[BoundingBox]
-    arrays: Mapping[str, torch.Tensor]
+    groups: Sequence[Mapping[str, torch.Tensor]]
+
+    @property
+    def arrays(self) -> Mapping[str, torch.Tensor]:
+        """What was made of the samples, which must be of one shape.
+
+        Raises:
+            ValueError: they are of several shapes, or there are none.
+        """
+        if len(self.groups) != 1:
+            raise ValueError(
+                f"the samples of step {self.number} are of {len(self.groups)} shapes; expected "
+                "one. Take each of batch.groups."
+            )
+        return self.groups[0]
 
 
 def plain_arrays(cutout: Cutout, _random: np.random.Generator) -> Mapping[str, AnyArray]:
@@ -75,10 +91,12 @@ class SampleStream(IterableDataset[Batch]):
 
     Args:
         volumes: what patches are cut from.
-        patch_shape: voxels of a patch, ZYX.
+        patch_shape: voxels of a patch, ZYX; or several such shapes, and how often samples are of
+            each, compared with the others.
         crop_margin: voxels of the image around a patch, on each side, ZYX.
-        batch_size: samples of a step, of this rank.
-        split: how blocks belong to sets; by default in blocks of four patches.
+        batch_size: samples of a step, of all ranks together, which share them as evenly as can be.
+        split: how blocks belong to sets; by default in blocks of four patches, of several shapes
+            the largest along each axis.
         subset: the set that all voxels of all samples belong to, those around a patch included.
         seed: determines the sequence.
         label_weights: weights of voxels by label, others weighing 1: a box is taken with the
@@ -99,7 +117,7 @@ class SampleStream(IterableDataset[Batch]):
     def __init__(
         self,
         volumes: Sequence[LabelledVolume],
-        patch_shape: Zyx,
+        patch_shape: Zyx | Mapping[Zyx, float],
         *,
         crop_margin: Zyx = (0, 0, 0),
         batch_size: int = 1,
@@ -115,11 +133,10 @@ class SampleStream(IterableDataset[Batch]):
         ahead_bytes: int = 2**30,
     ) -> None:
         super().__init__()
-        z, y, x = (PATCHES_PER_BLOCK * n for n in patch_shape)
-        self.split = Split((z, y, x)) if split is None else split
+        self._shapes = dict(patch_shape) if isinstance(patch_shape, Mapping) else {patch_shape: 1.0}
+        self.split = Split(default_block_shape([*self._shapes])) if split is None else split
         self.subset = subset
         self._volumes = tuple(volumes)
-        self._patch_shape = patch_shape
         self._crop_margin = crop_margin
         self._batch_size = batch_size
         self._seed = seed
@@ -131,28 +148,35 @@ class SampleStream(IterableDataset[Batch]):
         self._cache_bytes = cache_bytes
         self._ahead_bytes = ahead_bytes
         self._position = 0
-        self._opened: _OpenVolumes | None = None
+        self._opened: _Opened | None = None
         self._check_weights()
         self._open()
 
     def _check_weights(self) -> None:
         weights = [*(self._label_weights or {}).values(), *(each.weight for each in self._volumes)]
+        weights += self._shapes.values()
         if not all(0 <= weight < float("inf") for weight in weights):
             raise ConfigError(f"weights are {weights}; expected finite numbers from 0 on")
         if not self._volumes:
             raise ConfigError("there is no volume to take samples from; expected at least one")
+        if sum(self._shapes.values()) <= 0:
+            raise ConfigError("no shape of patches has a weight above 0; expected at least one")
 
-    def _open(self) -> _OpenVolumes:
+    def _open(self) -> _Opened:
         if self._opened is None:
-            self._opened = _open_volumes(
+            first = next(iter(self._shapes))
+            volumes = [
+                open_labelled_volume(each, first, self._crop_margin, self._cache_bytes)
+                for each in self._volumes
+            ]
+            self._opened = _Opened(
                 [
-                    open_labelled_volume(
-                        each, self._patch_shape, self._crop_margin, self._cache_bytes
+                    _open_volumes(
+                        [each.with_patch_shape(shape) for each in volumes], self.split, self.subset
                     )
-                    for each in self._volumes
+                    for shape in self._shapes
                 ],
-                self.split,
-                self.subset,
+                os.getpid(),
             )
         if self._opened.process != os.getpid():
             raise ConfigError(
@@ -170,14 +194,14 @@ class SampleStream(IterableDataset[Batch]):
         worker = get_worker_info()
         first = self._position + (0 if worker is None else worker.id)
         stride = 1 if worker is None else worker.num_workers
-        most = self._ahead_bytes // max(each.sample_bytes for each in opened.volumes)
+        most = self._ahead_bytes // opened.sample_bytes
         ahead = LookAhead(self._make_sample, max(1, min(most, _MOST_THREADS)))
         samples = ahead.items(
             number for step in self._steps(first, stride) for number in self._samples_of(step)
         )
         try:
             for step in self._steps(first, stride):
-                batch = _as_batch(step, [next(samples) for _ in range(self._batch_size)])
+                batch = _as_batch(step, [next(samples) for _ in self._samples_of(step)])
                 self._position = step + 1
                 yield batch
         finally:
@@ -190,9 +214,12 @@ class SampleStream(IterableDataset[Batch]):
             step += stride
 
     def _samples_of(self, step: int) -> range:
-        """Numbers of this rank's samples of a step."""
-        first = (step * self._world_size + self._rank) * self._batch_size
-        return range(first, first + self._batch_size)
+        """Numbers of this rank's samples of a step; the first rank has some in any case."""
+        first, last = (
+            ceil_div(rank * self._batch_size, self._world_size)
+            for rank in (self._rank, self._rank + 1)
+        )
+        return range(step * self._batch_size + first, step * self._batch_size + last)
 
     def batches(self, workers: int = 0) -> Generator[Batch]:
         """The batches from the stream's position on, which follows what is taken.
@@ -233,9 +260,9 @@ class SampleStream(IterableDataset[Batch]):
         """A hash of everything that determines the sequence of all ranks together."""
         parts = [
             [_place(each) for each in self._volumes],
-            self._patch_shape,
+            next(iter(self._shapes)) if len(self._shapes) == 1 else [*self._shapes.items()],
             self._crop_margin,
-            self._batch_size * self._world_size,
+            self._batch_size,
             asdict(self.split),
             self.subset,
             self._seed,
@@ -244,8 +271,8 @@ class SampleStream(IterableDataset[Batch]):
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _make_sample(self, number: int) -> _Sample:
-        opened = self._open()
         random = np.random.default_rng([self._seed, 0, number])
+        opened = self._open().by_shape[self._draw_shape(random)]
         for _ in range(_MOST_REFUSALS):
             index = int(np.searchsorted(opened.edges, random.random(), side="right"))
             volume = opened.volumes[index]
@@ -264,6 +291,13 @@ class SampleStream(IterableDataset[Batch]):
             "nothing. Widen the mask, or raise weights of labels that are frequent."
         )
 
+    def _draw_shape(self, random: np.random.Generator) -> int:
+        """Which shape a sample has; of one shape alone nothing is drawn."""
+        if len(self._shapes) == 1:
+            return 0
+        edges = np.cumsum([*self._shapes.values()])
+        return int(np.searchsorted(edges[:-1] / edges[-1], random.random(), side="right"))
+
 
 @dataclass(frozen=True)
 class _Sample:
@@ -274,19 +308,35 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _OpenVolumes:
-    """The volumes that have patches of the set.
+    """The volumes that have patches of one shape that are of the set.
 
     Attributes:
         volumes: open in one process.
         numbers: which of the stream's volumes each one is.
         edges: where the share of each one ends, the last one's left out, from 0 to 1.
-        process: the id of that process.
     """
 
     volumes: Sequence[OpenLabelledVolume]
     numbers: Sequence[int]
     edges: AnyArray
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What a process has opened.
+
+    Attributes:
+        by_shape: the volumes, for each shape of patches.
+        process: the id of the process.
+    """
+
+    by_shape: Sequence[_OpenVolumes]
     process: int
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of the values of the largest sample, as they are stored."""
+        return max(each.sample_bytes for opened in self.by_shape for each in opened.volumes)
 
 
 def _open_volumes(
@@ -302,12 +352,13 @@ def _open_volumes(
     shares = [volumes[number].starts.size * volumes[number].weight for number in numbers]
     if sum(shares) <= 0:
         raise ConfigError(
-            f"no volume has a patch whose blocks all belong to the {subset} set: blocks are "
-            f"{list(split.block_shape)} voxels (z, y, x). Make blocks or patches smaller, change "
-            f"the set's share or the split's seed; beam-inference split VOLUME shows the sets."
+            f"no volume has a patch of {list(volumes[0].patch_shape)} voxels whose blocks all "
+            f"belong to the {subset} set: blocks are {list(split.block_shape)} voxels "
+            "(z, y, x). Make blocks or patches smaller, change the set's share or the split's "
+            "seed; beam-inference split VOLUME shows the sets."
         )
     edges = np.cumsum(shares)[:-1] / sum(shares)
-    return _OpenVolumes([volumes[number] for number in numbers], numbers, edges, os.getpid())
+    return _OpenVolumes([volumes[number] for number in numbers], numbers, edges)
 
 
 def _no_patch(volume: OpenLabelledVolume, split: Split, subset: Subset) -> str:
@@ -332,13 +383,19 @@ def _place(volume: LabelledVolume) -> list[object]:
 
 
 def _as_batch(number: int, samples: Sequence[_Sample]) -> Batch:
-    arrays = {
-        name: torch.from_numpy(np.stack([sample.arrays[name] for sample in samples]))
-        for name in samples[0].arrays
-    }
+    by_shape: dict[Zyx, list[_Sample]] = {}
+    for sample in samples:
+        by_shape.setdefault(sample.box.shape, []).append(sample)
+    groups = [
+        {
+            name: torch.from_numpy(np.stack([sample.arrays[name] for sample in alike]))
+            for name in alike[0].arrays
+        }
+        for alike in by_shape.values()
+    ]
     return Batch(
         number,
         [sample.volume for sample in samples],
         [sample.box for sample in samples],
-        arrays,
+        groups,
     )

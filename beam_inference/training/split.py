@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, TypeAlias, get_args
@@ -27,10 +27,17 @@ Subset: TypeAlias = Literal["train", "validation", "test"]
 
 SUBSETS: tuple[Subset, ...] = get_args(Subset)
 
-PATCHES_PER_BLOCK = 4
-"""Extent of a block on each axis, in patches, unless another is asked for."""
-
+_PATCHES_PER_BLOCK = 4
 _BLOCKS_AT_ONCE = 2**20
+
+
+def default_block_shape(patch_shapes: Sequence[Zyx]) -> Zyx:
+    """The shape of blocks unless another is asked for: of four patches, the largest on each axis.
+
+    Args:
+        patch_shapes: of the samples, ZYX.
+    """
+    return zyx.triple(_PATCHES_PER_BLOCK * max(each) for each in zip(*patch_shapes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

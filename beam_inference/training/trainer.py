@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,13 @@ from beam_inference.errors import (
     StateError,
 )
 from beam_inference.geometry.bounding_box import grown_shape
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.models.loading import load_network
 from beam_inference.models.tensors import tensor_fault
 from beam_inference.models.weights import load_checkpoint
 from beam_inference.training.config import TrainingConfig
-from beam_inference.training.losses import compute_loss
-from beam_inference.training.prediction import Prediction, predict
+from beam_inference.training.losses import Answers, compute_loss
+from beam_inference.training.prediction import PackedNetwork, Prediction, predict, predict_part
 from beam_inference.training.ranks import Ranks, join_ranks
 from beam_inference.training.results import NETWORK_FILE, write_network_file, write_results
 from beam_inference.training.samples import Batch, SampleStream
@@ -146,7 +147,7 @@ class _Trainer:
     """One rank's part of a training."""
 
     def __init__(self, config: TrainingConfig, ranks: Ranks, device: torch.device) -> None:
-        if config.batch_size % ranks.teams:
+        if ranks.mesh is not None and config.batch_size % ranks.teams:
             raise ConfigError(
                 f"batch_size is {config.batch_size}, for {ranks.count} ranks, of which "
                 f"{ranks.count // ranks.teams} share each sample; expected a multiple of "
@@ -160,11 +161,11 @@ class _Trainer:
         has_validation = config.definite_split.validation > 0
         self._validation = self._make_stream("validation") if has_validation else None
         self._network = self._make_network()
-        if ranks.mesh is not None:
-            name_layers(self._network, ranks.mesh)
-        self._parallel: nn.Module = self._network
+        self._mesh = ranks.everybody if ranks.mesh is None else ranks.mesh
+        name_layers(self._network, self._mesh)
+        self._parallel: nn.Module = self._runnable(self._network)
         if ranks.count > 1:
-            self._parallel = DistributedDataParallel(self._network)
+            self._parallel = DistributedDataParallel(self._parallel)
         self._average = None
         if config.ema is not None:
             average = get_ema_multi_avg_fn(config.ema)  # type: ignore[no-untyped-call]
@@ -200,16 +201,23 @@ class _Trainer:
 
     def try_step(self, samples: int) -> None:
         """Take a step of as many samples, of random voxels."""
+        largest = max(self._config.shapes_of_samples, key=math.prod)
+        self._take_step(Batch(0, [], [], [self._make_group(samples, largest, is_known=True)]))
+
+    def _make_group(self, samples: int, patch: Zyx, *, is_known: bool) -> Mapping[str, Tensor]:
+        """Samples of random voxels and an empty target."""
         config = self._config
-        patch = config.patch_shape
         image = grown_shape(patch, config.network.crop_margin)
         channels = 1 if isinstance(config.target, Classes) else config.output_channels
-        arrays = {
+        return {
             "image": torch.rand(samples, config.network.input_channels, *image),
             "target": torch.zeros(samples, channels, *patch),
-            "known": torch.ones(samples, channels, *patch, dtype=torch.bool),
+            "known": torch.full((samples, channels, *patch), is_known),
         }
-        self._take_step(Batch(0, [], [], arrays))
+
+    def _runnable(self, network: nn.Module) -> nn.Module:
+        """A network as predictions of this rank need it."""
+        return PackedNetwork(network, self._mesh) if self._ranks.mesh is None else network
 
     @property
     def _trained(self) -> nn.Module:
@@ -222,9 +230,9 @@ class _Trainer:
         augmentation = config.augmentation if is_training else None
         return SampleStream(
             config.labelled_volumes,
-            config.patch_shape,
+            config.shapes_of_samples if is_training else config.patch_shape,
             crop_margin=config.network.crop_margin,
-            batch_size=config.batch_size // self._ranks.teams,
+            batch_size=config.batch_size,
             split=config.definite_split,
             subset=subset,
             seed=config.seed,
@@ -262,23 +270,39 @@ class _Trainer:
             )
         return loaded.network.to(self._device).train()
 
-    def _predict(self, network: nn.Module, batch: Batch) -> Prediction:
+    def _predict(
+        self, network: nn.Module, groups: Sequence[Mapping[str, Tensor]], counts: bool
+    ) -> list[Prediction]:
         precision = self._config.precision
-        image = batch.arrays["image"]
-        patch = batch.arrays["target"].shape[2:]
+        channels = self._config.output_channels
+        images = [each["image"] for each in groups]
+        patches = [each["target"].shape[2:] for each in groups]
         with torch.autocast(
             self._device.type, getattr(torch, precision), enabled=precision != "float32"
         ):
-            return predict(
-                network, image, patch, self._config.output_channels, self._ranks.mesh, self._device
-            )
+            mesh = self._ranks.mesh
+            if mesh is None:
+                return predict(network, images, patches, channels, self._device, counts)
+            return [
+                predict_part(network, image, patch, channels, mesh, self._device)
+                for image, patch in zip(images, patches, strict=True)
+            ]
 
     def _part_of_loss(self, network: nn.Module, batch: Batch) -> Tensor:
-        prediction = self._predict(network, batch)
+        groups = batch.groups
+        if not groups:  # others need this rank to take part, with a sample that counts nowhere
+            groups = [self._make_group(1, self._config.patch_shape, is_known=False)]
+        predictions = self._predict(network, groups, counts=bool(batch.groups))
+        answers = [
+            Answers(
+                each.logits,
+                each.cut(group["target"]).to(self._device, non_blocking=True),
+                each.cut(group["known"]).to(self._device, non_blocking=True),
+            )
+            for each, group in zip(predictions, groups, strict=True)
+        ]
         return compute_loss(
-            prediction.logits,
-            prediction.cut(batch.arrays["target"]).to(self._device, non_blocking=True),
-            prediction.cut(batch.arrays["known"]).to(self._device, non_blocking=True),
+            answers,
             self._config.loss,
             is_classes=isinstance(self._config.target, Classes),
             add_up=self._ranks.add_up,
@@ -319,7 +343,7 @@ class _Trainer:
             _show_progress(self._step, config.steps, self._metrics)
 
     def _validate(self, stream: SampleStream) -> float:
-        network = self._trained.eval()
+        network = self._runnable(self._trained.eval())
         losses = []
         with torch.no_grad():
             for batch in _all_of(stream):
@@ -331,12 +355,14 @@ class _Trainer:
         """Image, target and, on rank 0, prediction of a batch (N, C, Z, Y, X)."""
         stream = self._stream if self._validation is None else self._validation
         batch = next(_all_of(stream))
-        network = self._trained.eval()
+        network = self._runnable(self._trained.eval())
+        groups = batch.groups or [self._make_group(1, self._config.patch_shape, is_known=False)]
         with torch.no_grad():
-            logits = self._predict(network, batch).whole().float().cpu()
+            first = self._predict(network, groups, counts=bool(batch.groups))[0]
+            logits = first.whole().float().cpu()
         is_sigmoid = self._config.activation == "sigmoid"
         predicted = logits.sigmoid() if is_sigmoid else logits.softmax(1)
-        arrays = {"image": batch.arrays["image"], "target": batch.arrays["target"]}
+        arrays = {"image": groups[0]["image"], "target": groups[0]["target"]}
         return {**arrays, "prediction": predicted}
 
     def _state(self) -> Json:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +37,15 @@ _AT_HAND = "beam_inference.worker.predict:network"
 """Stands for the path of a network that is given itself."""
 
 
+Arrays = TypeVar("Arrays", AnyArray, list[AnyArray])
+"""An array, or several of any shapes."""
+
+
 def predict(
-    array: AnyArray,
+    array: Arrays,
     network: str | Callable[[Any], Any],
     *,
-    patch_shape: Sequence[int],
+    patch_shape: Sequence[int] | None = None,
     patch_overlap: Sequence[int] = (0, 0, 0),
     lattice: Literal["stride", "spread", "pad"] = "stride",
     blend: Literal["bump", "constant"] | Mapping[str, float | str] = "bump",
@@ -64,8 +68,11 @@ def predict(
     fill: Literal["reflect", "symmetric", "edge", "constant"] = "reflect",
     fill_value: float = 0.0,
     fill_units: Literal["stored", "network"] = "stored",
-) -> NDArray[np.float32]:
+) -> Arrays:
     """Run a network over an array, patch by patch, and blend its predictions.
+
+    Several arrays, of any shapes, may be given as a list: the result is a list, and each of its
+    arrays is as if the array were alone; the network is loaded once for each shape of patches.
 
     The result has the bits that a job gives over a volume of the same values with the same
     settings, on the same device. Settings mean what the keys of a job file of the same name mean.
@@ -85,10 +92,12 @@ def predict(
         [1.0, 0.5, 0.0, -0.5, -1.0, -1.5]
 
     Args:
-        array: shape (Z, Y, X) or (input channels, Z, Y, X), of integers or floats.
+        array: shape (Z, Y, X) or (input channels, Z, Y, X), of integers or floats; or a list of
+            such arrays.
         network: a ``torch.nn.Module``; or a function that maps float32 NumPy arrays (N, input
             channels, Z, Y, X) to such arrays; or a path, as ``model.path`` in a job file.
-        patch_shape: voxels of a patch, the network's output, ZYX.
+        patch_shape: voxels of a patch, the network's output, ZYX; by default each array is one
+            patch.
         patch_overlap: voxels shared by neighbouring patches, ZYX.
         lattice: where patches lie that do not fit the array exactly.
         blend: weights where patches overlap: "bump", "constant", or a mapping with ``gaussian`` and
@@ -122,7 +131,8 @@ def predict(
             the network sees.
 
     Returns:
-        The blended predictions, float32, shape (output channels, Z, Y, X).
+        The blended predictions, float32, shape (output channels, Z, Y, X); of several arrays a list
+        of them, in the order of the arrays.
 
     Raises:
         ConfigError: a setting is not valid, or the device is absent.
@@ -131,63 +141,92 @@ def predict(
         NonFiniteError: the result has NaN or infinite values.
         DeviceOutOfMemory: one patch at a time is still too much.
     """
-    channels = _with_channels(array)
     user_network = None if isinstance(network, str) else as_network(network)
     is_function = user_network is not None and user_network.kind == "function"
-    config = _parse_settings(
-        model={
-            "path": network if isinstance(network, str) else _AT_HAND,
-            "input_channels": channels.shape[0],
-            "output_channels": output_channels,
-            "dims": dims,
-            "sections": sections,
-            "planes": None if planes is None else list(planes),
-            "combine_planes": combine_planes,
-            "channels": None if augment == "none" else [{}] * output_channels,
-            "normalize": normalize,
-            "denormalize": denormalize,
-            "activation": activation,
-            "prediction_bound": prediction_bound,
-            "crop_margin": list(crop_margin),
-        },
-        inference={
-            "patch_shape": list(patch_shape),
-            "patch_overlap": list(patch_overlap),
-            "lattice": lattice,
-            "blend": blend if isinstance(blend, str) else dict(blend),
-            "chunk_shape": list(channels.shape[1:]),
-            "batch_size": batch_size,
-            "device": "cpu" if is_function else _definite_device(device),
-            "engine": engine or ("numpy" if is_function else "torch"),
-            "threads": threads or max(1, usable_cores() // math.prod(partition)),
-            "partition": list(partition),
-            "augment": (
-                augment
-                if isinstance(augment, str)
-                else {name: list(axes) for name, axes in augment.items()}
-            ),
-        },
-        fill={"fill": fill, "fill_value": fill_value, "fill_units": fill_units},
-    )
+
+    def settings(channels: AnyArray) -> JobConfig:
+        return _parse_settings(
+            model={
+                "path": network if isinstance(network, str) else _AT_HAND,
+                "input_channels": channels.shape[0],
+                "output_channels": output_channels,
+                "dims": dims,
+                "sections": sections,
+                "planes": None if planes is None else list(planes),
+                "combine_planes": combine_planes,
+                "channels": None if augment == "none" else [{}] * output_channels,
+                "normalize": normalize,
+                "denormalize": denormalize,
+                "activation": activation,
+                "prediction_bound": prediction_bound,
+                "crop_margin": list(crop_margin),
+            },
+            inference={
+                "patch_shape": list(channels.shape[1:] if patch_shape is None else patch_shape),
+                "patch_overlap": list(patch_overlap),
+                "lattice": lattice,
+                "blend": blend if isinstance(blend, str) else dict(blend),
+                "chunk_shape": list(channels.shape[1:]),
+                "batch_size": batch_size,
+                "device": "cpu" if is_function else _definite_device(device),
+                "engine": engine or ("numpy" if is_function else "torch"),
+                "threads": threads or max(1, usable_cores() // math.prod(partition)),
+                "partition": list(partition),
+                "augment": (
+                    augment
+                    if isinstance(augment, str)
+                    else {name: list(axes) for name, axes in augment.items()}
+                ),
+            },
+            fill={"fill": fill, "fill_value": fill_value, "fill_units": fill_units},
+        )
+
+    if not isinstance(array, list):
+        channels = _with_channels(array)
+        config = settings(channels)
+        return _predict_array(channels, config, _load(config, user_network))
+    # Arrays of one shape of patches one after the other: so one network is held at a time.
+    every = [_with_channels(each) for each in array]
+    configs = [settings(each) for each in every]
+    results: dict[int, AnyArray] = {}
+    by_patch: dict[tuple[int, Zyx], list[int]] = {}
+    for index, each in enumerate(configs):
+        kind = (each.model.input_channels, each.inference.patch_shape)
+        by_patch.setdefault(kind, []).append(index)
+    for indices in by_patch.values():
+        predictor = _load(configs[indices[0]], user_network)
+        for index in indices:
+            results[index] = _predict_array(every[index], configs[index], predictor)
+    return [results[index] for index in range(len(every))]
+
+
+def _predict_array(
+    channels: AnyArray, config: JobConfig, predictor: Predictor
+) -> NDArray[np.float32]:
+    """Run a network that is loaded over an array (C, Z, Y, X)."""
     plan = plan_array(channels.shape[1:], config)
     work = plan.work(0)
-    predictor = _load(config, user_network)
-    normalization = make_normalization(_of_no_volume(config), channels.dtype, is_undone=denormalize)
-    bound = config.model.stated_bound
+    model = config.model
+    batch_size = config.inference.patches_per_call
+    normalization = make_normalization(
+        _of_no_volume(config), channels.dtype, is_undone=model.denormalize
+    )
+    bound = model.stated_bound
     if bound is None:
         patches = (_cut_out(channels, box, config) for box in boxes_to_try(plan))
-        everything = [range(output_channels)]
+        everything = [range(model.output_channels)]
         largest = largest_predictions(predictor, patches, normalization, batch_size, everything)
         bound = bound_after_trial(*largest)
+    fill = config.input
     inference = ChunkInference(
         predictor,
         normalization,
-        output_channels,
+        model.output_channels,
         batch_size,
         bound,
         largest=config.largest_predictions[0],
         window=config.inference.window,
-        fill=None if fill_units == "stored" else NetworkFill(plan.volume, fill_value),
+        fill=None if fill.fill_units == "stored" else NetworkFill(plan.volume, fill.fill_value),
     )
     cutout = _cut_out(channels, work.input_box, config)
     return inference.infer(inference.start_upload(cutout, work.input_box), work).core

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from beam_inference.engines.partition.mesh import add_up
+from beam_inference.engines.partition.mesh import Mesh, add_up
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.residual_unet import ResidualUNet
 from beam_inference.training.config import LossConfig
-from beam_inference.training.losses import compute_loss
-from beam_inference.training.prediction import predict
+from beam_inference.training.losses import Answers, compute_loss
+from beam_inference.training.prediction import PackedNetwork, predict, predict_part
 from tests.engines.partition.meshes import Members
 
 PATCH = (4, 8, 8)
@@ -36,12 +36,14 @@ def members():
 def loss_of(network, batch, loss, mesh=None):
     """A rank's part of the loss, with its gradients in the network."""
     image, target, known = batch
-    prediction = predict(network, image, PATCH, target.shape[1], mesh, CPU)
+    if mesh is None:
+        packed = PackedNetwork(network, Mesh((1, 1, 1), 0, None))
+        (prediction,) = predict(packed, [image], [PATCH], target.shape[1], CPU)
+    else:
+        prediction = predict_part(network, image, PATCH, target.shape[1], mesh, CPU)
     with_mesh = (lambda x: x) if mesh is None else (lambda x: add_up(x, mesh))
     part = compute_loss(
-        prediction.logits,
-        prediction.cut(target),
-        prediction.cut(known),
+        [Answers(prediction.logits, prediction.cut(target), prediction.cut(known))],
         loss,
         is_classes=False,
         add_up=lambda x: with_mesh(x.detach()),
@@ -95,4 +97,35 @@ def test_what_a_mesh_cannot_do_is_told(members):
         (nn.Conv3d(2, 2, 1), ModelContractError, "failed on an image of shape"),
     ):
         with pytest.raises(error, match=message):
-            members.run(lambda mesh, of=network: predict(of, image, PATCH, 2, mesh, CPU))
+            members.run(lambda mesh, of=network: predict_part(of, image, PATCH, 2, mesh, CPU))
+
+
+@pytest.mark.parametrize("is_classes", [False, True])
+@pytest.mark.parametrize("kind", ["cross_entropy", "dice_cross_entropy"])
+def test_the_loss_of_several_shapes_is_that_of_one_batch_if_they_are_one(kind, is_classes):
+    torch.manual_seed(1)
+    logits = torch.randn(3, 2, *PATCH)
+    target = (torch.rand(3, 1 if is_classes else 2, *PATCH) > 0.7).float()
+    known = torch.rand(target.shape) > 0.2
+    loss = LossConfig(kind=kind, balance=0.5)
+
+    def judge(parts):
+        answers = [Answers(logits[each], target[each], known[each]) for each in parts]
+        same = {"add_up": lambda x: x, "add_up_patch": lambda x: x}
+        return compute_loss(answers, loss, is_classes=is_classes, **same)
+
+    whole = judge([slice(None)])
+    torch.testing.assert_close(judge([slice(1), slice(1, None)]), whole, rtol=1e-6, atol=0)
+
+
+def test_patches_of_several_shapes_are_answered_as_alone():
+    torch.manual_seed(1)
+    network = ResidualUNet(1, 2, widths=(2, 3), pooling=(1, 2, 2))
+    packed = PackedNetwork(network, Mesh((1, 1, 1), 0, None))
+    shapes = [PATCH, (2, 12, 4), (6, 4, 4)]
+    images = [torch.randn(n, 1, *shape) for n, shape in enumerate(shapes, 1)]
+    found = predict(packed, images, shapes, 2, CPU)
+    for image, shape, each in zip(images, shapes, found, strict=True):
+        for sample, logits in zip(image, each.logits, strict=True):
+            (alone,) = predict(packed, [sample[None]], [shape], 2, CPU)
+            torch.testing.assert_close(alone.logits[0], logits, rtol=0, atol=1e-6)

@@ -111,13 +111,53 @@ def test_a_resumed_stream_goes_on_where_it_was(volumes):
     assert begun + described(resumed) == expected
 
 
-def test_ranks_share_the_samples_of_a_step(volumes):
-    whole = SampleStream(volumes, PATCH, split=SPLIT, batch_size=4, seed=3, length=3)
+SHAPES = {PATCH: 1.0, (2, 12, 6): 3.0, (8, 4, 16): 1.0}
+
+
+@pytest.mark.parametrize("shapes", [PATCH, SHAPES], ids=["one shape", "several"])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_ranks_share_the_samples_of_a_step(volumes, shapes, ranks):
+    def made(**options):
+        options = {"split": SPLIT, "batch_size": 4, "seed": 3, "length": 3} | options
+        return SampleStream(volumes, shapes, **options)
+
+    whole = made()
     boxes = [box for batch in whole for box in batch.boxes]
-    parts = [stream(volumes, rank=rank, world_size=2, length=3) for rank in (0, 1)]
-    shared = [box for both in zip(*parts, strict=True) for batch in both for box in batch.boxes]
-    assert shared == boxes
+    parts = [made(rank=rank, world_size=ranks) for rank in range(ranks)]
+    steps = [*zip(*parts, strict=True)]
+    assert boxes == [box for step in steps for batch in step for box in batch.boxes]
+    for step in steps:
+        shares = [len(batch.boxes) for batch in step]
+        assert max(shares) - min(shares) <= 1
+        assert all(len(batch.groups) == len({b.shape for b in batch.boxes}) for batch in step)
     parts[0].load_state_dict(whole.state_dict())
+
+
+def test_patches_of_several_shapes_come_by_shape(volumes):
+    def made(**options):
+        options = {"split": SPLIT, "batch_size": 5, "seed": 3} | options
+        return SampleStream(volumes, SHAPES, crop_margin=(0, 1, 1), **options)
+
+    seen = dict.fromkeys(SHAPES, 0)
+    for batch in made(length=40).batches():
+        for group in batch.groups:
+            _, _, *shape = group["labels"].shape
+            boxes = [box for box in batch.boxes if box.shape == tuple(shape)]
+            seen[tuple(shape)] += len(boxes)
+            assert group["image"].shape[2:] == (shape[0], shape[1] + 2, shape[2] + 2)
+            for box, labels in zip(boxes, group["labels"], strict=True):
+                volume = batch.volumes[batch.boxes.index(box)]
+                start = np.subtract(box.start, [(0, 0, 0), (5, -40, 7)][volume])
+                assert labels[0, 0, 0, 0] == np.ravel_multi_index(start, SHAPE)
+    assert 0.5 < seen[(2, 12, 6)] / 200 < 0.7
+    assert min(seen.values()) > 20
+    several = next(each for each in made().batches() if len(each.groups) > 1)
+    with pytest.raises(ValueError, match="of 3 shapes|of 2 shapes"):
+        _ = several.arrays
+    with pytest.raises(StateError, match="another sequence"):
+        stream(volumes).load_state_dict(made().state_dict())
+    with pytest.raises(ConfigError, match="no shape of patches has a weight above 0"):
+        SampleStream(volumes, {PATCH: 0.0})
 
 
 def test_a_position_in_another_sequence_is_refused(volumes):

@@ -31,6 +31,11 @@ def network():
         nn.Conv3d(1, 4, 3, padding=1), nn.Dropout(0.1), nn.ReLU(), nn.Conv3d(4, {channels}, 1)
     )
 
+def batch_norm():
+    return nn.Sequential(
+        nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Conv3d(4, 3, 1)
+    )
+
 def plain():
     return nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 3, 1))
 
@@ -234,6 +239,35 @@ def test_ranks_that_share_patches_give_one_ranks_weights(folder, count, partitio
     assert np.allclose(metrics[0]["validation"], metrics[1]["validation"], atol=1e-5)
 
 
+SHAPES = [{"shape": [4, 12, 12]}, {"shape": [2, 8, 8], "weight": 2}, {"shape": [6, 16, 16]}]
+UNET = {"widths": [3, 4], "pooling": [1, 2, 2]}
+IN_PLACE = {"residual_unet": UNET | {"normalization": "batch"}}
+UNEQUAL_SHARES = {
+    "unequal shares": (3, {"residual_unet": UNET}),
+    "unequal shares, batch norm": (3, {"path": "networks.py:batch_norm"}),
+    "unequal shares, batch norm in place": (
+        3,
+        {"residual_unet": UNET | {"normalization": "batch"}},
+    ),
+    "no work": (1, {"path": "networks.py:plain", "crop_margin": [0, 2, 2]}),
+    "no work, batch norm": (1, {"path": "networks.py:batch_norm"}),
+    "no work, batch norm in place": (1, IN_PLACE),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("batch_size", "network"), UNEQUAL_SHARES.values(), ids=UNEQUAL_SHARES)
+def test_ranks_with_unequal_shares_give_one_ranks_weights(folder, network, batch_size):
+    keys = {"network": network, "batch_size": batch_size, "patch_shapes": SHAPES, "ema": 0.9}
+    train_with_ranks(folder, 1, **keys)
+    train_with_ranks(folder, 2, **keys)
+    check_close(weights(folder, "ranks1"), weights(folder, "ranks2"))
+    metrics = [json.loads((folder / f"ranks{n}" / "metrics.json").read_text()) for n in (1, 2)]
+    assert np.allclose(metrics[0]["loss"], metrics[1]["loss"], atol=1e-5)
+    assert np.allclose(metrics[0]["validation"], metrics[1]["validation"], atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_training_that_shares_patches_may_go_on_alone(folder):
@@ -274,6 +308,18 @@ def test_a_trained_network_tells_objects_apart(folder, normalization):
     labels = read_volume(folder / "labels")[0]
     y = (labels[:, 1:] == labels[:, :-1]) & (labels[:, 1:] != 0)
     assert found[1, :, 1:][y].mean() > 150 > 110 > found[1, :, 1:][~y].mean()
+
+
+def test_samples_of_several_shapes_are_trained_with_and_resumed(folder, one_thread):
+    keys = {"network": IN_PLACE, "patch_shapes": SHAPES, "batch_size": 3}
+    constant = {"optimizer": {"schedule": "constant"}}
+    parts = values(**keys) | {"output": "parts"} | constant
+    train(parse_training(values(**keys) | {"output": "whole"} | constant, folder))
+    train(parse_training(parts | {"steps": 4}, folder))
+    train(parse_training(parts, folder))
+    check_same(weights(folder, "whole"), weights(folder, "parts"))
+    job = yaml.safe_load((folder / "parts" / "job.yaml").read_text())
+    assert job["inference"]["patch_shape"] == [4, 12, 12]
 
 
 def test_classes_are_learnt_by_numbers(folder, one_thread):
@@ -371,6 +417,13 @@ def test_a_checkpoint_with_sparse_tensors_is_refused(folder, one_thread):
         ({"network": {"path": "network.pt"}}, "only networks with their source can be trained"),
         ({"output": "gs://bucket/out"}, "expected a local folder"),
         ({"target": {"kind": "affinity"}}, "target"),
+        ({"patch_shapes": []}, "patch_shapes: list should have at least 1 item"),
+        ({"patch_shapes": [{"shape": [4, 8, 8]}] * 2}, "a shape is there twice"),
+        ({"patch_shapes": [{"shape": [4, 8, 12]}]}, "transpose swaps y and x"),
+        (
+            {"patch_shapes": [{"shape": [4, 8, 8]}], "partition": [1, 1, 2]},
+            "need samples of one shape",
+        ),
         (
             {
                 "target": {"kind": "stored", "channels": [{}]},

@@ -147,6 +147,32 @@ def test_several_input_channels_and_a_constant_outside():
     np.testing.assert_allclose(result, np.full((1, *IMAGE.shape), 255), rtol=0, atol=OF_RANGE)
 
 
+@pytest.mark.parametrize("keys", [{"patch_shape": [8, 16, 16]}, {}], ids=["patches", "whole"])
+def test_arrays_of_several_shapes_are_each_as_alone(keys):
+    random = np.random.default_rng(3)
+    shapes = [(9, 20, 17), (8, 16, 16), (2, 8, 16, 24), (9, 20, 17), (8, 16, 16)]
+    arrays = [random.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
+    keys = keys | {"normalize": "unit", "output_channels": 2}
+    networks = {3: nn.Conv3d(1, 2, 3, padding=1), 4: nn.Conv3d(2, 2, 3, padding=1)}
+    for ndim, network in networks.items():
+        some = [each for each in arrays if each.ndim == ndim]
+        found = predict(some, network, device="cpu", threads=1, **keys)
+        assert [each.shape[-3:] for each in found] == [each.shape[-3:] for each in some]
+        for each, result in zip(some, found, strict=True):
+            alone = predict(each, network, device="cpu", threads=1, **keys)
+            np.testing.assert_array_equal(result, alone)
+    if "patch_shape" not in keys:
+        image = torch.from_numpy(arrays[0][None, None] / np.float32(255))
+        with torch.no_grad():
+            expected = networks[3](image)[0].numpy()
+        alone = predict(arrays[0], networks[3], device="cpu", **keys)
+        np.testing.assert_allclose(alone, expected, rtol=0, atol=1e-6)
+
+
+def test_of_no_arrays_there_are_no_results():
+    assert predict([], lambda batch: batch) == []
+
+
 def test_a_network_is_not_changed():
     network = nn.Sequential(nn.BatchNorm3d(1), nn.Dropout(0.5)).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
