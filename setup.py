@@ -77,7 +77,7 @@ setup(
         ],
         "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
         "report": ["jinja2>=3.1", "matplotlib>=3.9"],
-        "training": ["matplotlib>=3.9"],
+        "training": ["matplotlib>=3.9", "tensorboard>=2.18"],
         "view": ["neuroglancer>=2.40"],
         "fuzz": ["atheris>=3.0"],  # for make fuzz alone: the package never imports it
         "dev": [

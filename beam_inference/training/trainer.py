@@ -39,6 +39,7 @@ from beam_inference.models.loading import load_network
 from beam_inference.models.tensors import tensor_fault
 from beam_inference.models.weights import load_checkpoint
 from beam_inference.training.config import TrainingConfig
+from beam_inference.training.events import Events, open_events
 from beam_inference.training.losses import Answers, compute_loss
 from beam_inference.training.prediction import PackedNetwork, Prediction, predict, predict_part
 from beam_inference.training.ranks import Ranks, join_ranks
@@ -143,6 +144,22 @@ def try_steps(config: TrainingConfig) -> Iterator[Trial]:
         yield Trial(device, _Trainer(alone, Ranks(), device).try_step)
 
 
+@dataclass(frozen=True)
+class _Answered:
+    """Samples of a step, and what the network answers: for each shape, as a batch has them."""
+
+    groups: Sequence[Mapping[str, Tensor]]
+    predictions: Sequence[Prediction]
+
+
+@dataclass(frozen=True)
+class _Validation:
+    """The loss of a validation, and planes of its first sample by name."""
+
+    loss: float
+    planes: Json
+
+
 class _Trainer:
     """One rank's part of a training."""
 
@@ -183,20 +200,18 @@ class _Trainer:
         waited = 0.0
         begun = time.monotonic()
         batches = self._stream.batches(self._config.workers)
-        with contextlib.closing(batches):
+        is_first = self._ranks.rank == 0
+        with contextlib.closing(batches), open_events(self._folder, first, is_first) as events:
             while self._step < self._config.steps:
                 asked = time.monotonic()
                 batch = next(batches)
                 waited += time.monotonic() - asked
                 self._take_step(batch)
-                self._note_step()
+                self._note_step(events)
         seconds = max(time.monotonic() - begun, 1e-9)
-        example = self._predict_example()  # by all ranks, for they may share it
-        if self._ranks.rank == 0:
-            planes = {
-                name: each[0, 0, each.shape[2] // 2].numpy() for name, each in example.items()
-            }
-            write_results(self._config, self._trained, asdict(self._metrics), planes)
+        example = self._example()
+        if is_first:
+            write_results(self._config, self._trained, asdict(self._metrics), example)
         return TrainingOutcome(self._folder, self._metrics, self._step - first, waited / seconds)
 
     def try_step(self, samples: int) -> None:
@@ -288,18 +303,22 @@ class _Trainer:
                 for image, patch in zip(images, patches, strict=True)
             ]
 
-    def _part_of_loss(self, network: nn.Module, batch: Batch) -> Tensor:
+    def _answer(self, network: nn.Module, batch: Batch) -> _Answered:
+        """A network's answer to a batch. All ranks must take part, also those without a sample."""
         groups = batch.groups
-        if not groups:  # others need this rank to take part, with a sample that counts nowhere
+        if not groups:  # the sample that others need this rank to compute counts nowhere
             groups = [self._make_group(1, self._config.patch_shape, is_known=False)]
         predictions = self._predict(network, groups, counts=bool(batch.groups))
+        return _Answered(groups, predictions)
+
+    def _part_of_loss(self, answered: _Answered) -> Tensor:
         answers = [
             Answers(
                 each.logits,
                 each.cut(group["target"]).to(self._device, non_blocking=True),
                 each.cut(group["known"]).to(self._device, non_blocking=True),
             )
-            for each, group in zip(predictions, groups, strict=True)
+            for each, group in zip(answered.predictions, answered.groups, strict=True)
         ]
         return compute_loss(
             answers,
@@ -316,7 +335,7 @@ class _Trainer:
         drawn = np.random.SeedSequence([self._config.seed, self._step, self._ranks.rank])
         torch.manual_seed(int(drawn.generate_state(1)[0]))
         self._optimizer.zero_grad()
-        part = self._part_of_loss(self._parallel, batch)
+        part = self._part_of_loss(self._answer(self._parallel, batch))
         # Gradients are averaged over ranks, where the loss is a sum of their parts.
         self._scaler.scale(part * self._ranks.count).backward()  # type: ignore[no-untyped-call]
         self._scaler.step(self._optimizer)
@@ -332,38 +351,54 @@ class _Trainer:
         self._metrics.loss.append(loss)
         self._step += 1
 
-    def _note_step(self) -> None:
+    def _note_step(self, events: Events) -> None:
         config = self._config
         is_last = self._step == config.steps
+        rate = _learning_rate(config, self._step - 1)
+        events.add_step(self._step, self._metrics.loss[-1], rate)
         if self._validation is not None and (is_last or self._step % config.validation_every == 0):
-            self._metrics.validation.append((self._step, self._validate(self._validation)))
+            judged = self._validate(self._validation)
+            self._metrics.validation.append((self._step, judged.loss))
+            events.add_validation(self._step, judged.loss, judged.planes)
         if is_last or self._step % config.checkpoint_every == 0:
             self._save()
         if self._ranks.rank == 0:
             _show_progress(self._step, config.steps, self._metrics)
 
-    def _validate(self, stream: SampleStream) -> float:
+    def _validate(self, stream: SampleStream) -> _Validation:
         network = self._runnable(self._trained.eval())
         losses = []
+        planes: Json = {}
         with torch.no_grad():
             for batch in _all_of(stream):
-                losses.append(float(self._ranks.add_up(self._part_of_loss(network, batch))))
+                answered = self._answer(network, batch)
+                if not losses:
+                    planes = self._planes(answered)
+                losses.append(float(self._ranks.add_up(self._part_of_loss(answered))))
         self._network.train()
-        return sum(losses) / len(losses)
+        return _Validation(sum(losses) / len(losses), planes)
 
-    def _predict_example(self) -> dict[str, Tensor]:
-        """Image, target and, on rank 0, prediction of a batch (N, C, Z, Y, X)."""
+    def _example(self) -> Json:
+        """Planes of a sample, after the last step. All ranks must take part."""
         stream = self._stream if self._validation is None else self._validation
-        batch = next(_all_of(stream))
-        network = self._runnable(self._trained.eval())
-        groups = batch.groups or [self._make_group(1, self._config.patch_shape, is_known=False)]
         with torch.no_grad():
-            first = self._predict(network, groups, counts=bool(batch.groups))[0]
-            logits = first.whole().float().cpu()
+            return self._planes(
+                self._answer(self._runnable(self._trained.eval()), next(_all_of(stream)))
+            )
+
+    def _planes(self, answered: _Answered) -> Json:
+        """Planes through the middle of the first sample: image, target, prediction.
+
+        All ranks must take part. There are none on ranks that have only a part of the sample.
+        """
+        logits = answered.predictions[0].whole().float().cpu()
         is_sigmoid = self._config.activation == "sigmoid"
         predicted = logits.sigmoid() if is_sigmoid else logits.softmax(1)
-        arrays = {"image": groups[0]["image"], "target": groups[0]["target"]}
-        return {**arrays, "prediction": predicted}
+        group = answered.groups[0]
+        planes = {"image": group["image"], "target": group["target"], "prediction": predicted}
+        if predicted.numel() == 0:
+            return {}
+        return {name: each[0, 0, each.shape[2] // 2].numpy() for name, each in planes.items()}
 
     def _state(self) -> Json:
         return {

@@ -1,5 +1,6 @@
 """Trainings: that they learn, go on after a kill, share work, and leave a job that runs."""
 
+import io
 import json
 import os
 import random
@@ -16,10 +17,12 @@ import safetensors.torch
 import torch
 import yaml
 from helpers import read_volume, write_volume
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError, ModelContractError, StateError
 from beam_inference.training.config import load_training, parse_training
+from beam_inference.training.events import EVENTS
 from beam_inference.training.trainer import CHECKPOINT, TrainingDiverged, train, try_steps
 
 NETWORK = """
@@ -114,6 +117,44 @@ def check_same(first, second):
     assert first.keys() == second.keys()
     for name, each in first.items():
         assert torch.equal(each, second[name]), name
+
+
+def events(folder, name="trained"):
+    """What TensorBoard reads of a training."""
+    read = EventAccumulator(str(folder / name / EVENTS))
+    read.Reload()
+    return read
+
+
+def test_tensorboard_shows_losses_and_planes_also_of_a_training_that_goes_on(
+    folder, one_thread, monkeypatch
+):
+    keys = {"optimizer": {"schedule": "constant", "learning_rate": 0.01}, "steps": 4}
+    train(parse_training(values(**keys), folder))
+    checkpoint = folder / "trained" / CHECKPOINT
+    before = checkpoint.read_bytes()
+    train(parse_training(values(**keys | {"steps": 5}), folder))
+    checkpoint.write_bytes(before)  # as if killed after the last steps, before they were saved
+    done = train(parse_training(values(**keys | {"steps": 6}), folder))
+    found = events(folder)
+    losses = [(each.step, each.value) for each in found.Scalars("loss/training")]
+    assert [step for step, _ in losses] == [1, 2, 3, 4, 5, 6]
+    assert np.allclose([loss for _, loss in losses], done.metrics.loss)
+    assert [each.step for each in found.Scalars("loss/validation")] == [3, 4, 6]
+    assert {each.value for each in found.Scalars("learning_rate")} == {np.float32(0.01).item()}
+    for name in ("image", "target", "prediction"):
+        pictures = found.Images(f"sample/{name}")
+        assert [each.step for each in pictures] == [3, 4, 6]
+        assert (pictures[0].height, pictures[0].width) == (12, 12)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    train(parse_training(values(**keys) | {"output": "without"}, folder))
+    assert not (folder / "without" / EVENTS).exists()
+    check_same(
+        *(
+            torch.load(each)["network"]
+            for each in (io.BytesIO(before), folder / "without" / CHECKPOINT)
+        )
+    )
 
 
 def test_a_training_leaves_a_job_that_plan_accepts(folder, one_thread, capsys):

@@ -1,0 +1,80 @@
+"""A training's course as TensorBoard shows it: losses, learning rate, and planes of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beam_inference.arrays import AnyArray
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+EVENTS = "tensorboard"
+"""Folder of the events, in a training's output."""
+
+
+class Events:
+    """Writes the course of a training; nothing without a writer.
+
+    Args:
+        writer: of TensorBoard's files; None where nothing is to be written.
+    """
+
+    def __init__(self, writer: SummaryWriter | None) -> None:
+        self._writer = writer
+
+    def add_step(self, step: int, loss: float, learning_rate: float) -> None:
+        """Add what is known of a step, counted from 1."""
+        if self._writer is not None:
+            self._writer.add_scalar("loss/training", loss, step)
+            self._writer.add_scalar("learning_rate", learning_rate, step)
+
+    def add_validation(self, step: int, loss: float, planes: Mapping[str, AnyArray]) -> None:
+        """Add a validation after some steps.
+
+        Args:
+            step: after which.
+            loss: of the validation.
+            planes: sections of a sample (Y, X), by name.
+        """
+        if self._writer is None:
+            return
+        self._writer.add_scalar("loss/validation", loss, step)
+        for name, plane in planes.items():
+            picture = _as_picture(plane)
+            self._writer.add_image(f"sample/{name}", picture, step, dataformats="HW")
+        self._writer.flush()
+
+
+def _as_picture(plane: AnyArray) -> AnyArray:
+    """A plane in 0 to 1: as it is if it is in there, else stretched."""
+    low = min(0.0, float(plane.min()))
+    high = max(1.0, float(plane.max()))
+    return (plane.astype(np.float32) - low) / (high - low)
+
+
+@contextmanager
+def open_events(output: Path, step: int, is_writing: bool) -> Iterator[Events]:
+    """Open the events of a training, and close them in the end.
+
+    Args:
+        output: folder of the training.
+        step: steps that are done. TensorBoard forgets what an earlier launch wrote of later ones.
+        is_writing: whether this process is the one that writes. Without TensorBoard none does.
+    """
+    if not is_writing or find_spec("tensorboard") is None:
+        yield Events(None)
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(output / EVENTS), purge_step=step + 1)
+    try:
+        yield Events(writer)
+    finally:
+        writer.close()
