@@ -302,7 +302,7 @@ def killed_in_each(command: list[str], output: Path, kind: str, stages: list[str
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
         deadline = time.monotonic() + 90
-        while not list((output / "_beam_inference" / kind).glob(f"*/{stage}/done/*/*.json")):
+        while not list((output / "_beam_inference" / kind).glob(f"**/{stage}/done/*/*.json")):
             assert time.monotonic() < deadline
             assert process.poll() is None, process.communicate()
             time.sleep(0.005)

@@ -367,7 +367,7 @@ class _Trainer:
 
     def _validate(self, stream: SampleStream) -> _Validation:
         network = self._runnable(self._trained.eval())
-        losses = []
+        losses: list[float] = []
         planes: Json = {}
         with torch.no_grad():
             for batch in _all_of(stream):
