@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -101,8 +102,12 @@ def _pieces_kept(pieces: Sequence[Piece], box: Box) -> Iterator[Tensor]:
         RuntimeError: in the backward pass, as PyTorch would: the values were changed in place.
     """
     whole = assemble(pieces, box)
-    kept = [Piece(each.box, each.values.detach()) for each in pieces]
-    own = kept[0].values
+    own = pieces[0].values.detach()
+    if not torch.is_grad_enabled() or whole.data_ptr() == own.data_ptr():
+        yield whole  # nothing is kept, or nothing was copied
+        return
+    kept = [Piece(pieces[0].box, own)]
+    kept += [Piece(each.box, each.values.detach()) for each in pieces[1:]]
     version = own._version
 
     def pack(saved: Tensor) -> Tensor | None:
@@ -115,9 +120,6 @@ def _pieces_kept(pieces: Sequence[Piece], box: Box) -> Iterator[Tensor]:
             raise RuntimeError("the input of a convolution was changed in place after it")
         return assemble(kept, box)
 
-    if whole.data_ptr() == own.data_ptr():
-        yield whole  # no copy: there is one piece
-        return
     with saved_tensors_hooks(pack, unpack):
         yield whole
 

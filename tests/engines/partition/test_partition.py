@@ -253,9 +253,9 @@ def test_random_networks(members, names, size, shape):
     batch = torch.randn(1, 1, *size)
     try:
         answer = network.eval()(batch)
-        network.train()(batch)
-    except (RuntimeError, ValueError):  # smaller than a window, or one value to normalise
-        return
+        network.train()(batch).sum().backward()
+    except (RuntimeError, ValueError):
+        return  # smaller than a window, one value to normalise, or changed after its use
     if answer.numel() and answer[0].numel() < 4**7 and answer.abs().max() > 0.01:
         check_answers(members(shape), network.eval(), batch)
         check_gradients(members(shape), network.train(), batch)
@@ -307,6 +307,15 @@ def test_running_statistics_are_of_the_whole_patch(members):
 def test_shares_may_be_empty(members):
     network = enlarge(nn.Sequential(nn.Conv3d(1, 4, 3, stride=4, padding=1), nn.Conv3d(4, 2, 1)))
     batch = torch.randn(1, 1, 4, 4, 4)
+    check_answers(members((1, 1, 2)), network, batch)
+    check_gradients(members((1, 1, 2)), network, batch)
+
+
+def test_borders_may_be_reflected(members):
+    network = nn.Sequential(
+        nn.Conv3d(1, 2, 3, padding=1, padding_mode="reflect"), nn.Conv3d(2, 2, 3)
+    )
+    batch = torch.randn(1, 1, 5, 6, 9)
     check_answers(members((1, 1, 2)), network, batch)
     check_gradients(members((1, 1, 2)), network, batch)
 
