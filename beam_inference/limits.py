@@ -26,9 +26,14 @@ SEAM_FILES_AT_ONCE = 4
 """Seam files requested ahead of the one being merged."""
 
 
-def cached_cutouts(threads: int) -> int:
-    """Number of cutouts whose decoded input blocks a process of so many threads keeps."""
-    return max(threads, CACHED_CUTOUTS)
+def cached_cutouts(threads: int, stated: int | None) -> int:
+    """Number of cutouts whose decoded input blocks a process keeps.
+
+    Args:
+        threads: harness threads of the process.
+        stated: the number that the job states; None for as many as threads, at least two.
+    """
+    return max(threads, CACHED_CUTOUTS) if stated is None else stated
 
 
 def layers_at_once(layer_bytes: Numbers) -> Numbers:

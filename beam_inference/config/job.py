@@ -65,6 +65,9 @@ from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, is_same_size, triple
 MOST_DEPTH = 64
 """Most ``job.io_depth``: each takes two threads, and an input and a result in memory."""
 
+MOST_CACHED = 1024
+"""Most ``job.cached_cutouts``."""
+
 MOST_MEMBERS = 63
 """Most networks of ``model.ensemble``: all are in memory at a time."""
 
@@ -868,6 +871,13 @@ class Job(Model):
         description=(
             "chunks per thread that are read ahead, and written behind, at most. Default: as many "
             "as hide how long the stores take, up to 16, as far as memory allows"
+        ),
+    )
+    cached_cutouts: Annotated[Natural, Field(le=MOST_CACHED)] | None = Field(
+        None,
+        description=(
+            "a worker process keeps the decoded input blocks of as many chunks' inputs. Default: "
+            "one for each of its threads, at least 2"
         ),
     )
     timeouts: Timeouts = Field(Timeouts(), description="what a single step may take")

@@ -269,7 +269,8 @@ class ResolvedJob(Frozen):
         else:
             first = self.input_bytes(extremes.input)
         of_chunk = [first, *(each.block_bytes for each in self.further_inputs)]
-        return [cached_cutouts(threads) * each for each in of_chunk]
+        count = cached_cutouts(threads, self.config.job.cached_cutouts)
+        return [count * each for each in of_chunk]
 
     @cached_property
     def identity(self) -> dict[str, Json]:

@@ -241,6 +241,8 @@ class ProcessSettings:
         mask_bytes: of all masks, decoded.
         weights_bytes: of blend weights as large as a patch; 0 where they are products of vectors.
         members: processes that share each patch, this one among them.
+        cached_cutouts: number of cutouts whose decoded input blocks it keeps; None for as many as
+            its threads need.
     """
 
     threads: int
@@ -254,6 +256,7 @@ class ProcessSettings:
     mask_bytes: int
     weights_bytes: int = 0
     members: int = 1
+    cached_cutouts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -295,7 +298,8 @@ class MemoryProjection:
         chunks = self.computing_bytes
         if self.shapes.exchanged is not None:
             chunks = maximum(chunks, self.second_stage_bytes)
-        cached_input = cached_cutouts(process.threads) * self.shapes.input_blocks_bytes
+        cutouts = cached_cutouts(process.threads, process.cached_cutouts)
+        cached_input = cutouts * self.shapes.input_blocks_bytes
         pieces = process.threads * process.mask_piece_bytes
         masks = pieces + min(MASK_CACHE_BYTES, process.mask_bytes)
         return chunks + cached_input + masks + process.weights_bytes + self.members_bytes

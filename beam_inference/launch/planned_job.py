@@ -307,6 +307,7 @@ class PlannedJob:
             ),
             weights_bytes=kept_bytes(config.inference.patch_shape, config.inference.window),
             members=config.inference.members,
+            cached_cutouts=config.job.cached_cutouts,
         )
         return MemoryProjection(shapes, sizes, process)
 

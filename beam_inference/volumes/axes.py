@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import tensorstore as ts
 
 from beam_inference.errors import VolumeError
 from beam_inference.volumes.ome_zarr import NM_PER_UNIT
+from beam_inference.volumes.views import View
 
 logger = logging.getLogger(__name__)
 
@@ -65,19 +66,30 @@ def is_channel(label: str) -> bool:
     return label.lower() in _CHANNEL_LABELS
 
 
-def read_axes(url: str, store: ts.TensorStore, attributes: Mapping[str, Any]) -> Axes:
+def read_axes(url: str, store: ts.TensorStore, view: View, attributes: Mapping[str, Any]) -> Axes:
     """Read the axes of an array, as far as it describes them itself.
 
     Args:
         url: where it lies, for messages.
         store: the array.
-        attributes: where arrays of Zarr version 2 keep names and units; empty for others.
+        view: what it is made of.
+        attributes: where arrays of Zarr version 2 keep names and units; empty for others. They are
+            those of the stored array.
     """
     labels = [dimension.label for dimension in store.domain]
+    rank = view.transforms[-1].output_rank
     names = attributes.get("_ARRAY_DIMENSIONS")
-    if not any(labels) and isinstance(names, list) and len(names) == len(labels):
-        labels = [str(name) for name in names]
-    return Axes(labels, _voxel_sizes(url, store, attributes))
+    units = attributes.get("dimension_units")
+    has_names = not any(labels) and isinstance(names, list) and len(names) == rank
+    has_units = isinstance(units, list) and len(units) == rank
+    named, sizes = view.axes(
+        [str(name) for name in names or ()] if has_names else [""] * rank,
+        _sizes_nm(url, [_unit(unit) for unit in units or ()]) if has_units else [None] * rank,
+    )
+    return Axes(
+        named if has_names else labels,
+        sizes if has_units else _sizes_nm(url, store.dimension_units),
+    )
 
 
 def take_positions(
@@ -125,13 +137,8 @@ def length_nm(unit: str) -> float | None:
     return NM_PER_UNIT.get(unit.strip())
 
 
-def _voxel_sizes(
-    url: str, store: ts.TensorStore, attributes: Mapping[str, Any]
-) -> list[float | None]:
-    units: list[ts.Unit | None] = list(store.dimension_units)
-    stated = attributes.get("dimension_units")
-    if isinstance(stated, list) and len(stated) == len(units):
-        units = [_unit(unit) for unit in stated]
+def _sizes_nm(url: str, units: Sequence[ts.Unit | None]) -> list[float | None]:
+    """Lengths of a step along each axis in nm, as far as they are known."""
     names = {unit.base_unit for unit in units if unit is not None}
     unknown = sorted(names - {"", *NM_PER_UNIT})
     if unknown:

@@ -10,12 +10,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
-
-import tensorstore as ts
 
 from beam_inference.config.fields import Json
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -39,14 +36,14 @@ def unread_suffix(name: str) -> str | None:
     return None if match is None else match[1]
 
 
-def block_fault(stored: Json, window: ts.TensorStore) -> str | None:
+def block_fault(stored: Json, spans: Sequence[tuple[int, int]]) -> str | None:
     """What is wrong with a local block that would be read as zeros; None if nothing is.
 
     Looking costs a request to the file system for each block, which TensorStore makes again.
 
     Args:
         stored: TensorStore's spec of the stored array.
-        window: what is to be read of it.
+        spans: first and last position on each of its axes of what is to be read.
 
     Returns:
         The beginning of a sentence, which names the file.
@@ -56,7 +53,7 @@ def block_fault(stored: Json, window: ts.TensorStore) -> str | None:
         return None
     scale = stored.get("scale_metadata", {})
     sharding = Sharding.of(scale) if scale.get("sharding") else None
-    for key in _block_keys(stored, window):
+    for key in _block_keys(stored, spans):
         path = Path(kvstore["path"])
         fault = _file_fault(path, key, sharding) or header_fault(path, key, stored)
         if fault is not None:
@@ -96,11 +93,8 @@ def _place_of_no_folder(folder: Path, key: str) -> Path | None:
     return None
 
 
-def _block_keys(stored: Json, window: ts.TensorStore) -> Iterator[str]:
+def _block_keys(stored: Json, spans: Sequence[tuple[int, int]]) -> Iterator[str]:
     """Keys of the files that hold the voxels of a window, in the formats that are known here."""
-    transform = window.spec().transform
-    assert transform is not None, "an open array has one"
-    spans = [_span(output, window) for output in transform.output]
     driver = stored["driver"]
     if driver == "neuroglancer_precomputed":
         return _precomputed_keys(stored["scale_metadata"], spans)
@@ -118,23 +112,8 @@ def _block_keys(stored: Json, window: ts.TensorStore) -> Iterator[str]:
     return iter(())
 
 
-def _span(output: Any, window: ts.TensorStore) -> tuple[int, int]:
-    """First and last position of a window on an axis of the stored array."""
-    if output.method == ts.OutputIndexMethod.constant:
-        return output.offset, output.offset
-    if output.method == ts.OutputIndexMethod.array:
-        positions = output.offset + output.stride * output.index_array
-        return int(positions.min()), int(positions.max())
-    interval = window.domain[output.input_dimension]
-    ends = [
-        output.offset + output.stride * position
-        for position in (interval.inclusive_min, interval.inclusive_max)
-    ]
-    return min(ends), max(ends)
-
-
 def _grid_keys(
-    spans: list[tuple[int, int]], shape: list[int], prefix: str, separator: str
+    spans: Sequence[tuple[int, int]], shape: list[int], prefix: str, separator: str
 ) -> Iterator[str]:
     ranges = [
         range(first // size, last // size + 1)
@@ -144,7 +123,7 @@ def _grid_keys(
         yield prefix + separator.join(map(str, position))
 
 
-def _precomputed_keys(scale: Json, spans: list[tuple[int, int]]) -> Iterator[str]:
+def _precomputed_keys(scale: Json, spans: Sequence[tuple[int, int]]) -> Iterator[str]:
     origin = scale["voxel_offset"]
     stops = [start + size for start, size in zip(origin, scale["size"], strict=True)]
     xyz = spans[:3]

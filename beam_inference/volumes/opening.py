@@ -44,6 +44,7 @@ from beam_inference.volumes.kvstores import (
 )
 from beam_inference.volumes.ome_zarr import GroupScale
 from beam_inference.volumes.packed_blocks import PACKED_SUFFIXES, PackedVolume, open_packed
+from beam_inference.volumes.views import view_of
 from beam_inference.volumes.volume import Volume, extents
 from beam_inference.volumes.zarr2_records import check_records
 
@@ -241,12 +242,13 @@ def as_volume(
         VolumeError: its axes are not z, y, x and perhaps one of channels, or it does not hold
             numbers.
     """
-    driver = str(store.spec().to_json()["driver"])
+    view = view_of(store)
+    driver = str(view.stored["driver"])
     kvstore = _kvstore_of(url, store)
     _check_blocks(url, store)
     if group_scale is None:
         attributes = json_object(kvstore, ".zattrs", url) if driver == "zarr" else {}
-        axes = read_axes(url, store, attributes)
+        axes = read_axes(url, store, view, attributes)
     else:
         axes = Axes(group_scale.axes, group_scale.voxel_size_nm)
         _check_order(url, store, axes.labels)

@@ -24,6 +24,7 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
 from beam_inference.foreign_text import describe_error
 from beam_inference.volumes.block_headers import PNG_HEADER_BYTES, png_fault
+from beam_inference.volumes.views import View
 from beam_inference.volumes.volume import TensorStore, Volume
 
 try:  # nearly twice as fast
@@ -127,9 +128,12 @@ class PackedVolume(Volume):
     stored: TensorStore | None = None
 
     @cached_property
-    def stored_spec(self) -> Json:
-        """TensorStore's spec of the stored array, as if nothing were packed."""
-        return self._as_stored.stored_spec
+    def view(self) -> View:
+        """What it is made of, as if nothing were packed."""
+        return self._as_stored.view
+
+    def _check_blocks(self, window: TensorStore, name: str) -> None:
+        """Nothing: a block is looked at when it is unpacked."""
 
     @property
     def encoding(self) -> str | None:
@@ -168,8 +172,7 @@ def open_packed(volume: Volume, folder: Path, suffix: str, cache_bytes: int) -> 
             "install 'beam-inference[formats]', here and on the workers"
         )
     scale = volume.precomputed_scale
-    transform = volume.store.spec().transform
-    if scale is None or scale.get("sharding") or transform is None:
+    if scale is None or scale.get("sharding"):
         raise VolumeError(f"{volume.url} is no precomputed volume of single blocks")
     blocks = _Blocks.of(volume, folder, scale)
     start = [*scale["voxel_offset"], 0]
@@ -189,7 +192,7 @@ def open_packed(volume: Volume, folder: Path, suffix: str, cache_bytes: int) -> 
         context=ts.Context({"cache_pool": {"total_bytes_limit": cache_bytes}}),
     )
     values = {each.name: getattr(volume, each.name) for each in fields(Volume)}
-    return PackedVolume(**values | {"store": virtual[transform], "stored": volume.store})
+    return PackedVolume(**values | {"store": volume.view.of_array(virtual), "stored": volume.store})
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from beam_inference.volumes.kvstores import (
 )
 from beam_inference.volumes.packed_shards import packs_shards, write_shards
 from beam_inference.volumes.sharding import blank_shards
+from beam_inference.volumes.views import View, view_of
 
 logger = logging.getLogger(__name__)
 
@@ -122,14 +123,12 @@ class Volume:
     @property
     def stored_dtype(self) -> str:
         """Name of the dtype of the stored array, from which ``dtype`` may be converted."""
-        return str(self.stored_spec.get("dtype", self.dtype.name))
+        return str(self.stored_spec["dtype"])
 
     @property
     def has_channel_axis(self) -> bool:
         """Whether the stored array has an axis of channels."""
-        transform = self.store.spec().transform
-        assert transform is not None, "an open array has one"
-        return len(transform.output) > len(self.bounds.shape)
+        return self.view.transforms[-1].output_rank > len(self.bounds.shape)
 
     @property
     def values_dtype(self) -> AnyDtype:
@@ -167,13 +166,15 @@ class Volume:
         scale: Json | None = self.stored_spec.get("scale_metadata")
         return scale
 
-    @cached_property
+    @property
     def stored_spec(self) -> Json:
         """TensorStore's spec of the stored array."""
-        spec: Json = self.store.spec().to_json()
-        while isinstance(spec.get("base"), dict):  # of casts, and the like
-            spec = {**{key: value for key, value in spec.items() if key != "base"}, **spec["base"]}
-        return spec
+        return self.view.stored
+
+    @cached_property
+    def view(self) -> View:
+        """What it is made of."""
+        return view_of(self.store)
 
     def read(self, box: BoundingBox, timeout: float = TRANSFER_SECONDS) -> AnyArray:
         """Read the voxels of a box inside the bounds: (channels, *box.shape), in the stored dtype.
@@ -222,7 +223,9 @@ class Volume:
 
     def _check_blocks(self, window: ts.TensorStore, name: str) -> None:
         """Refuse a window of which TensorStore would read a block wrongly, without an error."""
-        fault = block_fault(self.stored_spec, window) if window.domain.size else None
+        if not window.domain.size:
+            return
+        fault = block_fault(self.stored_spec, self.view.stored_spans(window))
         if fault is not None:
             raise PermanentReadError(
                 f"cannot read {name}: {fault}, which would go unnoticed, mostly as zeros. Copy "

@@ -60,6 +60,7 @@ BASE = {
     "mask_bytes": 9000,
     "weights_bytes": 0,
     "members": 1,
+    "cached_cutouts": None,
 }
 
 
@@ -208,6 +209,14 @@ def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():
     assert on_gpu.host_bytes < projected_memory(**BASE).host_bytes
     # what leaves, as bytes
     assert on_gpu.device_bytes == projected_memory(**BASE).device_bytes + CUTOUT + SLAB // 4
+
+
+def test_the_blocks_of_as_many_cutouts_as_a_job_states_are_kept():
+    none, three = (
+        projected_memory(**BASE | {"cached_cutouts": count}).host_bytes for count in (0, 3)
+    )
+    assert three - none == 3 * 7000
+    assert projected_memory(**BASE).host_bytes - none == CACHED_CUTOUTS * 7000
 
 
 def test_more_threads_share_one_accumulator():

@@ -211,6 +211,10 @@ def test_reading_and_memory_are_of_stored_voxels(tmp_path, stored):
     assert totals.read_requests - totals.receipts == round(19 / 8 * 45 / 16 * 59 / 16)
     job = prepare(planned.config).read_job()
     assert job.cached_input_bytes(1) == [2 * 16 * 32 * 48]  # all blocks, for two cutouts
+    settings = planned.config.job.model_copy(update={"cached_cutouts": 5})
+    other = prepare(planned.config.model_copy(update={"job": settings})).read_job()
+    assert other.cached_input_bytes(1) == [5 * 16 * 32 * 48]
+    assert other.fingerprint == job.fingerprint
     projections = [planned.memory(THIS_PROCESS, io_depth=depth).host_bytes for depth in (1, 2)]
     # stored values and a float32 of each, one for a step along an axis and one for its result
     assert projections[1] - projections[0] > STORED.size * 9
