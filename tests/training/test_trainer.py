@@ -34,10 +34,20 @@ def network():
         nn.Conv3d(1, 4, 3, padding=1), nn.Dropout(0.1), nn.ReLU(), nn.Conv3d(4, {channels}, 1)
     )
 
+class Branches(nn.Module):
+    # side by side, so that ranks might come to the statistics in two orders
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv3d(1, 4, 3, padding=1)
+        self.left = nn.Sequential(nn.Conv3d(4, 4, 1), nn.BatchNorm3d(4))
+        self.right = nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), nn.BatchNorm3d(4))
+        self.last = nn.Conv3d(4, 3, 1)
+    def forward(self, batch):
+        batch = self.first(batch)
+        return self.last(torch.relu(self.left(batch) + self.right(batch)))
+
 def batch_norm():
-    return nn.Sequential(
-        nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Conv3d(4, 3, 1)
-    )
+    return Branches()
 
 def plain():
     return nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 3, 1))
@@ -361,6 +371,18 @@ def test_samples_of_several_shapes_are_trained_with_and_resumed(folder, one_thre
     check_same(weights(folder, "whole"), weights(folder, "parts"))
     job = yaml.safe_load((folder / "parts" / "job.yaml").read_text())
     assert job["inference"]["patch_shape"] == [4, 12, 12]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", [{"residual_unet": UNET}, IN_PLACE], ids=["instance", "batch"])
+def test_a_gpu_gives_the_weights_of_a_cpu(folder, network):
+    keys = {"network": network, "patch_shapes": SHAPES, "batch_size": 3}
+    optimizer = {"optimizer": {"kind": "sgd", "learning_rate": 0.05}}
+    for device in ("cpu", "cuda"):
+        config = values(**keys) | optimizer | {"device": device, "output": device}
+        train(parse_training(config, folder))
+    for name, each in weights(folder, "cpu").items():
+        torch.testing.assert_close(each, weights(folder, "cuda")[name], rtol=0, atol=1e-3)
 
 
 def test_classes_are_learnt_by_numbers(folder, one_thread):
