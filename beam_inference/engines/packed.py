@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,14 +41,20 @@ class Pack:
         mesh: all processes that train together; it need not have a group if it is this one alone.
         counts: whether the arrays' voxels count in statistics; False for those of a process that
             has no sample, and computes only because others need it to take part.
+        has_gradients: whether gradients pass through the network.
     """
 
     mesh: Mesh
     counts: bool = True
+    has_gradients: bool = field(default_factory=torch.is_grad_enabled)
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum over all processes, through which gradients pass."""
         return values if self.mesh.size == 1 else add_up(values, self.mesh)
+
+
+_NO_VALUES = torch.empty(0, device="meta")
+"""What code finds that takes a pack for its memory, past the functions of PyTorch: it fails."""
 
 
 class Packed(Tensor):
@@ -60,7 +66,7 @@ class Packed(Tensor):
     @staticmethod
     def of(arrays: Sequence[Tensor], pack: Pack) -> Packed:
         """The pack of some arrays, at least one."""
-        packed = arrays[0].detach().as_subclass(Packed)
+        packed = _NO_VALUES.as_subclass(Packed)
         packed.arrays = tuple(arrays)
         packed.pack = pack
         return packed
@@ -80,6 +86,10 @@ class Packed(Tensor):
         named = dict(kwargs or {})
         packed = next(_packs_among([*args, *named.values()]))
         with torch._C.DisableTorchFunctionSubclass():
+            if torch.is_grad_enabled() != packed.pack.has_gradients:
+                # Within an autograd.Function, a gradient would be lost without a word.
+                what = f"gradients are switched off in {_name_of(func)}, as in checkpoints"
+                raise _refusal(packed.pack, what)
             if func is functional.batch_norm:
                 return _normalize_batch(*args, **named)
             if func is normalize_in_place:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from beam_inference.engines.packed import Pack, has_batch_statistics, run_packed
 from beam_inference.engines.partition.mesh import Mesh
@@ -163,6 +164,10 @@ class Refused(nn.Module):
         (lambda x: x[:1], "an index that leaves out samples"),
         (lambda x: x.flatten(2), "flatten"),
         (lambda x: x if x.shape[4] > 8 else x * 2, "a decision that differs"),
+        (
+            lambda x: checkpoint(torch.relu, x, use_reentrant=True),
+            "where gradients are switched off",
+        ),
         (lambda x: x * len(range(x.shape[-1])), "a number that differs"),
     ],
 )
