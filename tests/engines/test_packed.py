@@ -166,7 +166,7 @@ class Refused(nn.Module):
         (lambda x: x if x.shape[4] > 8 else x * 2, "a decision that differs"),
         (
             lambda x: checkpoint(torch.relu, x, use_reentrant=True),
-            "where gradients are switched off",
+            "gradients are switched off",
         ),
         (lambda x: x * len(range(x.shape[-1])), "a number that differs"),
     ],
