@@ -57,6 +57,7 @@ setup(
         "segmentation": ["connected-components-3d>=4.1", "numba>=0.61"],
         "formats": [
             "brotli>=1.1",
+            "deflate>=0.7",
             "h5py>=3.11",
             "isal>=1.7",
             "mrcfile>=1.5",

@@ -165,7 +165,7 @@ class _Client(tornado.web.StaticFileHandler):
 
 def _unpack(file: Path) -> bytes:
     try:
-        return unpack_block(file.read_bytes(), file.suffix, _LARGEST_BLOCK)
+        return bytes(unpack_block(file.read_bytes(), file.suffix, _LARGEST_BLOCK))
     except (ValueError, OSError):
         raise tornado.web.HTTPError(500, f"{file} cannot be unpacked") from None
 

@@ -269,3 +269,17 @@ def test_a_frame_of_zstd_that_was_cut_off_is_damaged():
     packed = zstandard.ZstdCompressor().compress(np.random.default_rng(0).bytes(300_000))
     with pytest.raises(ValueError, match="it ends too early"):
         packed_blocks.unpack_block(packed[:-100_000], ".zstd", 10**6)
+
+
+def test_several_members_of_gzip_and_what_follows_them():
+    long, short = (gzip.compress(bytes([letter]) * size) for letter, size in ((7, 900), (8, 100)))
+    assert packed_blocks.unpack_block(long, ".gz", 900) == bytes([7]) * 900
+    for members in (long + short, short + long):
+        assert sorted(packed_blocks.unpack_block(members, ".gz", 1000)) == [7] * 900 + [8] * 100
+        with pytest.raises(ValueError, match="unpacks to more than 999 bytes"):
+            packed_blocks.unpack_block(members, ".gz", 999)
+    with pytest.raises(ValueError, match="unpacks to more than 899 bytes"):
+        packed_blocks.unpack_block(long, ".gz", 899)
+    for damaged in (long[:-1], long[:-9], long + b"more", long[:-8] + bytes(4) + long[-4:], b"x"):
+        with pytest.raises(ValueError, match=r"\w"):  # of whichever library
+            packed_blocks.unpack_block(damaged, ".gz", 1000)
