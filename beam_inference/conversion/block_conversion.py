@@ -38,6 +38,7 @@ from beam_inference.job.provenance import record_command
 from beam_inference.job.replacement import Replacement, plan_replacement
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, begun_names, stage_job
+from beam_inference.job.stage_witnesses import check_witnesses
 from beam_inference.pyramid.pyramid import begun_folders
 from beam_inference.volumes.kvstores import is_within, place_of_url, url_of
 from beam_inference.volumes.outputs import (
@@ -129,7 +130,9 @@ class BlockConversion:
                 "place, or pass --overwrite to replace it"
             )
         records.begin()
-        if not exists:
+        if exists:
+            check_witnesses(job, [self.task], self.target)
+        else:
             create_output(spec)
         command = "resample" if isinstance(self.source, ResampledSource) else "convert"
         record_command(command, job, spec, self.source_path, self.how)

@@ -18,7 +18,8 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.job.stage_job import DoChunk
-from beam_inference.volumes.outputs import open_output
+from beam_inference.job.stage_witnesses import Testimony, is_same
+from beam_inference.volumes.outputs import LOSSY, open_output
 
 _CUBE_EDGE = 64
 _FLAT_DEPTH = 16
@@ -86,6 +87,27 @@ class CopyBlocks:
                 copy(read_for_target, volume.write, box, shapes, info, self.window_bytes)
 
         return copy_chunk
+
+    def hear_witnesses(self) -> Testimony:
+        """Open source and target; the function returned compares a chunk's first window."""
+        read = self.source.open()
+        volume = open_output(self.target)
+        if volume is None:
+            return lambda _: False
+        to_source = zyx.subtract(self.source.info.bounds.start, self.box.start)
+        grid = self.grid
+
+        def holds(index: int) -> bool:
+            box = grid.core_box(index).intersection(self.box)
+            stop = zyx.minimum(box.stop, zyx.add(box.start, self.shapes.window))
+            window = BoundingBox(box.start, stop)
+            found = volume.read(window)
+            wanted = read(window.translate(to_source))
+            if self.target.encoding in LOSSY:
+                return bool(found.any() == wanted.any())
+            return is_same(found, wanted)
+
+        return holds
 
 
 def default_block_shape(shape: Zyx, voxel_size_nm: VoxelSizeNm) -> Zyx:

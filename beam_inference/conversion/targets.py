@@ -233,7 +233,8 @@ def fill_file(
                 f"{path} needs {spec.nbytes / 2**30:.1f} GiB, and {target.parent} has "
                 f"{free / 2**30:.1f} GiB left"
             )
-        _remove(partial)  # left by a process that was killed
+        for left in (partial, scratch):  # by a process that was killed
+            _remove(left)
         try:
             if format == "hdf5":
                 opened = _fill_hdf5(partial, spec, dataset)
@@ -280,7 +281,7 @@ def _fill_gzip(path: Path, raw: Path, format: str, spec: FileSpec) -> Iterator[F
 @contextmanager
 def _fill_slices(folder: Path, raw: Path, spec: FileSpec) -> Iterator[FileTarget]:
     layout = spec.layout(0)
-    with raw.open("wb") as file:
+    with raw.open("xb") as file:
         reserve(file, layout.stop)
     folder.mkdir()
     yield FileTarget(
@@ -294,7 +295,7 @@ def _create_raw(path: Path, format: str, spec: FileSpec) -> RawLayout:
     """Create a file with a header and an array of zeros."""
     create = FILE_FORMATS[format].create
     assert create is not None, f"{format} has no raw array"
-    path.write_bytes(b"")
+    path.open("xb").close()
     layout = create(str(path), spec)
     with path.open("r+b") as file:
         reserve(file, max(layout.stop, path.stat().st_size))

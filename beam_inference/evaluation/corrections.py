@@ -71,7 +71,12 @@ def take_corrections(folder: Path, to: Path, *, weight: float = 1.0) -> Correcti
             training was changed since.
     """
     record = load_boxes(folder)
-    earlier = load_training(Path(record.training))
+    training = Path(record.training)
+    if not training.is_file():
+        raise ConfigError(
+            f"{folder} was made for the training file {training}, and there is none: put it back"
+        )
+    earlier = load_training(training)
     _check_same_training(record, earlier)
     output = to.absolute().with_suffix("")
     if to.exists() or str(output) == earlier.output or to.suffix not in (".yaml", ".yml"):

@@ -38,12 +38,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import tensorstore as ts
@@ -595,13 +597,32 @@ def state_folder_of(output_url: str) -> str:
     """URL of the default state folder of a volume.
 
     Raises:
-        StateError: it is a link, by which a stranger's volume could have other folders changed.
+        StateError: it, or what lies in it, is a link, by which a stranger's volume could have other
+            folders changed.
     """
     url = f"{output_url.rstrip('/')}/{STATE_FOLDER}"
     folder = local_folder(url)
-    if folder is not None and folder.is_symlink():
+    link = None if folder is None else _find_link(folder, _LEVELS_OF_FOLDERS)
+    if link is not None:
         raise StateError(
-            f"{url} is a link, and what it leads to would be changed: remove it, or name the place "
-            "as job.state_path"
+            f"{link} is a link, and what it leads to would be changed: remove it, or name another "
+            "place as job.state_path"
         )
     return url
+
+
+_LEVELS_OF_FOLDERS = 2
+"""Levels of a state folder that hold folders, such as receipts/FINGERPRINT."""
+
+
+def _find_link(path: Path, levels: int) -> Path | None:
+    """The first link among a path and what lies in it, some levels deep."""
+    if path.is_symlink():
+        return path
+    if levels and path.is_dir():
+        with os.scandir(path) as entries:
+            for entry in entries:
+                link = _find_link(Path(entry.path), levels - 1)
+                if link is not None:
+                    return link
+    return None

@@ -53,6 +53,7 @@ from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     open_kvstore,
     or_else_again,
+    refuse_link,
     retry_request,
 )
 from beam_inference.volumes.opening import open_volume
@@ -123,6 +124,7 @@ class CountValues:
 
     def write(self, key: str, **values: AnyArray) -> None:
         """Write arrays to a file in the folder for the counts."""
+        refuse_link(self.counts_url)
         store = open_kvstore(self.counts_url, self.storage)
         content = io.BytesIO()
         np.savez_compressed(content, allow_pickle=False, **values)

@@ -8,6 +8,7 @@ several programs list scales at the same time.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.state import STATE_FOLDER
 from beam_inference.pyramid.ome_codec import read_ome_codec
 from beam_inference.pyramid.precomputed_codec import read_precomputed_codec
 from beam_inference.pyramid.scale_geometry import PyramidScale
@@ -123,13 +125,13 @@ class MultiscaleVolume:
         """
         codec = self.codec
         existing = codec.entries(self._metadata())
-        folders = {codec.folder(entry) for entry in existing}
         listed = []
         for scale in scales:
             entry = codec.new_entry(scale)
-            if any(codec.is_same(entry, other) for other in existing):
+            others = [other for other in existing if not codec.is_same(entry, other)]
+            if len(others) < len(existing):
                 listed.append(scale)
-            elif codec.folder(entry) in folders:
+            if codec.folder(entry) in map(codec.folder, others):
                 raise VolumeError(
                     f"{self.url}/{codec.folder(entry)} would be the folder of {scale.name}, and is "
                     "that of a scale of another voxel size. Rename the folder and its key in the "
@@ -157,11 +159,16 @@ class MultiscaleVolume:
         self._change_entries(add)
 
     def remove_scales(self, scales: Sequence[PyramidScale]) -> None:
-        """Take scales off the list, and then delete them; also those of equal voxel size."""
+        """Take scales off the list, and then delete them; also those of equal voxel size.
+
+        Folders that hold what is kept, or lie in it, are left as they are.
+        """
         codec = self.codec
         unwanted = [codec.new_entry(scale) for scale in scales]
         # also folders of scales that were begun, and never listed
         folders = {codec.folder(entry) for entry in unwanted}
+        # of other scales, and of what else may lie beside them
+        kept_folders = {STATE_FOLDER, "labels"}
 
         def remove(entries: list[Json]) -> list[Json]:
             kept = []
@@ -170,13 +177,19 @@ class MultiscaleVolume:
                     folders.add(codec.folder(entry))
                 else:
                     kept.append(entry)
-            folders.difference_update(codec.folder(entry) for entry in kept)
+            kept_folders.update(codec.folder(entry) for entry in kept)
             return kept
 
         self._change_entries(remove)
         store = open_kvstore(self.url, self.storage)
+        metadata = self._metadata()
+        further = (metadata.get(key) for key in ("mesh", "skeletons", "segment_properties"))
+        kept_folders.update(each for each in further if isinstance(each, str))
         for folder in folders:
-            if not leads_elsewhere(self.url, folder):  # what lies there is another's
+            is_shared = any(
+                _lies_in(folder, other) or _lies_in(other, folder) for other in kept_folders
+            )
+            if not is_shared and not leads_elsewhere(self.url, folder):
                 delete_folder(store, self.url, f"{folder}/")
 
     def _metadata(self) -> Json:
@@ -193,6 +206,11 @@ class MultiscaleVolume:
             return codec.with_entries(metadata, change(list(codec.entries(metadata))))
 
         change_json(store, codec.metadata_file, self.url, change_metadata)
+
+
+def _lies_in(folder: str, other: str) -> bool:
+    """Whether a folder of a volume is another or lies in it."""
+    return f"{posixpath.normpath(folder)}/".startswith(f"{posixpath.normpath(other)}/")
 
 
 def _delete_file(store: Any, key: str, url: str) -> None:

@@ -22,6 +22,7 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.stage_job import DoChunk, StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
+from beam_inference.job.stage_witnesses import Testimony, check_witnesses, is_same
 from beam_inference.operators.downsampling import Method, downsample
 from beam_inference.pyramid.multiscale import MultiscaleVolume, multiscale_volume
 from beam_inference.pyramid.scale_geometry import (
@@ -37,6 +38,7 @@ from beam_inference.volumes.kvstores import (
     storage_of_environment,
 )
 from beam_inference.volumes.opening import open_source
+from beam_inference.volumes.outputs import LOSSY
 from beam_inference.volumes.volume import Volume
 
 if TYPE_CHECKING:
@@ -105,6 +107,24 @@ class MakeScale:
             target.write(box, array)
 
         return make_chunk
+
+    def hear_witnesses(self) -> Testimony:
+        """Open both scales; the function returned compares a chunk's first part."""
+        source = (
+            self.volume.open_base() if self.below is None else self.volume.open_scale(self.below)
+        )
+        target = self.volume.open_scale(self.scale)
+        factor = self.scale.factor
+        is_lossy = target.stored_spec.get("scale_metadata", {}).get("encoding") in LOSSY
+
+        def holds(index: int) -> bool:
+            part = next(iter(tiles(self.chunks.core_box(index), self.part_shape)))
+            below = part.refine(factor).intersection(source.bounds)
+            wanted = downsample(source.read(below), below.start, factor, self.method)
+            found = target.read(part)
+            return bool(found.any() == wanted.any()) if is_lossy else is_same(found, wanted)
+
+        return holds
 
 
 @dataclass(frozen=True)
@@ -335,6 +355,7 @@ def run_pyramid(
                 "replace them, or --scale to begin above them."
             )
     records.begin()
+    check_witnesses(job, pyramid.stages, pyramid.volume.url)
     outcome = run_stages(job, flags, pyramid.voxels_per_chunk)
     list_complete_scales(job)
     return PyramidResult(pyramid.volume.url, pyramid.scales, outcome)

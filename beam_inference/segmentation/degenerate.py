@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beam_inference.segmentation.plans import LabelPlan
-from beam_inference.segmentation.table import first_voxel_count
+from beam_inference.segmentation.table import first_rows
 
 _NEARLY_ALL = 0.99
 """Share of the volume from which on one object counts as all of it."""
@@ -20,7 +20,7 @@ def degenerate_warning(plan: LabelPlan, objects: int) -> str | None:
         return None
     if objects == 0:
         return f"{plan.output.url} is empty: {_causes_of_nothing(plan)}. {_ADVICE}"
-    share = first_voxel_count(plan) / plan.grid.roi.size
+    share = sum(row.voxels for row in first_rows(plan, 1)) / plan.grid.roi.size
     if share < _NEARLY_ALL:
         return None
     return (

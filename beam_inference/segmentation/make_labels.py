@@ -39,7 +39,7 @@ from beam_inference.segmentation.series import (
     volume_name,
     write_thresholds,
 )
-from beam_inference.segmentation.table import count_of
+from beam_inference.segmentation.table import check_labels, count_of
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import LOCAL
 from beam_inference.volumes.outputs import create_output
@@ -292,6 +292,9 @@ def _make_volumes(
     else:
         _check_no_other_labels(job, {url, *(plan.output.url for plan in plans)})
     StageRecords(job).begin()
+    if all(job.done_entries(each).count(0, each.count) == each.count for each in job.stages):
+        for plan in plans:
+            check_labels(plan)
     for plan in plans:
         create_output(plan.output)
         record_command(job.kind, job, plan.output, plan.source, _how(plan))

@@ -24,6 +24,7 @@ from beam_inference.volumes.kvstores import (
     delete_folder,
     open_kvstore,
     or_else_again,
+    refuse_link,
     retry_request,
 )
 
@@ -41,6 +42,7 @@ class Scratch:
     """
 
     def __init__(self, url: str, storage: Storage) -> None:
+        refuse_link(url)
         self._url = url
         self._store = open_kvstore(url, storage)
 

@@ -28,6 +28,7 @@ from beam_inference.volumes.kvstores import (
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import check_output, open_output
 
+_MOST_THRESHOLDS = 1000
 SERIES_FILE = "thresholds.json"
 """Names the thresholds of a folder whose volumes are all complete."""
 
@@ -134,7 +135,12 @@ def read_thresholds(url: str, storage: Storage) -> tuple[float, ...] | None:
 
 
 def _parse_thresholds(values: Any) -> tuple[float, ...]:
-    thresholds = tuple(map(float, values["thresholds"]))
-    if not thresholds or not np.isfinite(thresholds).all():
-        raise ValueError("no thresholds")
+    listed = values["thresholds"]
+    if not isinstance(listed, list) or not 0 < len(listed) <= _MOST_THRESHOLDS:
+        raise ValueError("no thresholds, or too many")
+    if any(isinstance(each, bool) or not isinstance(each, int | float) for each in listed):
+        raise TypeError("no numbers")
+    thresholds = tuple(map(float, listed))
+    if not np.isfinite(thresholds).all() or list(thresholds) != sorted(set(thresholds)):
+        raise ValueError("not finite, or not ascending")
     return thresholds

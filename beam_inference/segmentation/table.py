@@ -5,17 +5,27 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.config.json_text import parse_json
+from beam_inference.errors import StateError
+from beam_inference.geometry import zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.segmentation.records import HEADER, RECORD, table_lines
 from beam_inference.segmentation.scratch import Arrays, Scratch
 from beam_inference.volumes.kvstores import TRANSFER_SECONDS, open_kvstore, read_file, retry_request
+from beam_inference.volumes.outputs import open_output
 
 _SUMMARY = "summary.json"
+_COMPARED_ROWS = 1000
+_COMPARED_OBJECTS = 3
+_COMPARED_VOXELS = 2**24
 LINES_PER_PART = 1_000_000
 """Lines of each part of the table but the last."""
 
@@ -128,11 +138,78 @@ def _writer(plan: LabelPlan) -> Callable[[str, str], None]:
 
 
 def count_of(plan: LabelPlan) -> int:
-    """The number of objects, once the table is written."""
-    return int(json.loads(read_file(f"{plan.table_url}/{_SUMMARY}", plan.storage))["objects"])
+    """The number of objects, once the table is written.
+
+    Raises:
+        VolumeError: the table cannot be read.
+        StateError: it was changed.
+    """
+    content = read_file(f"{plan.table_url}/{_SUMMARY}", plan.storage)
+    with _understood(plan):
+        count = parse_json(content)["objects"]
+        if type(count) is not int or count < 0:
+            raise ValueError("no number of objects")
+    return int(count)
 
 
-def first_voxel_count(plan: LabelPlan) -> int:
-    """The number of voxels of the first object, once the table is written."""
-    lines = read_file(f"{plan.table_url}/{0:06d}.csv", plan.storage).decode().splitlines()
-    return int(next(csv.DictReader(lines))["voxels"])
+@dataclass(frozen=True)
+class TableRow:
+    """What the table says of an object: its id, its number of voxels, and their box."""
+
+    id: int
+    voxels: int
+    box: BoundingBox
+
+
+def first_rows(plan: LabelPlan, most: int) -> list[TableRow]:
+    """The first objects of the table, once it is written.
+
+    Raises:
+        VolumeError: the table cannot be read.
+        StateError: it was changed.
+    """
+    content = read_file(f"{plan.table_url}/{0:06d}.csv", plan.storage)
+    with _understood(plan):
+        lines = content.decode().splitlines()[: most + 1]
+        if f"{lines[0]}\n" != HEADER or (len(lines) == 1) != (count_of(plan) == 0):
+            raise ValueError("other columns, or other objects")
+        return [_parse_row(row) for row in csv.DictReader(lines)]
+
+
+def _parse_row(row: dict[str, str]) -> TableRow:
+    start = zyx.triple(int(row[f"{axis}_start"]) for axis in "zyx")
+    stop = zyx.triple(int(row[f"{axis}_stop"]) for axis in "zyx")
+    return TableRow(int(row["id"]), int(row["voxels"]), BoundingBox(start, stop))
+
+
+@contextmanager
+def _understood(plan: LabelPlan) -> Iterator[None]:
+    """Say what to do where a file of the table is not as it was written."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, RecursionError, csv.Error) as error:
+        raise StateError(
+            f"{plan.table_url} is not the table that was written ({type(error).__name__}): pass "
+            "--overwrite to make everything again"
+        ) from None
+
+
+def check_labels(plan: LabelPlan) -> None:
+    """Compare a complete volume with its table, where that is quick: by its smallest objects.
+
+    Raises:
+        VolumeError: the table cannot be read.
+        StateError: the volume, or the table, was changed since it was made.
+    """
+    rows = sorted(first_rows(plan, _COMPARED_ROWS), key=lambda row: row.box.size)
+    volume = open_output(plan.output)
+    small = [row for row in rows if row.box.size <= _COMPARED_VOXELS]
+    for row in small[:_COMPARED_OBJECTS]:
+        box = row.box
+        is_held = volume is not None and volume.bounds.contains(box) and row.voxels > 0
+        if not is_held or volume is None or (volume.read(box) == row.id).sum() != row.voxels:
+            raise StateError(
+                f"{plan.output.url} does not hold object {row.id} as its table says: one of them "
+                "was changed, or removed. Choose another target, or pass --overwrite to make "
+                "everything again"
+            )

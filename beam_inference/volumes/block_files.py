@@ -7,10 +7,11 @@ pipe in place of a file never answers.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from beam_inference.volumes.block_headers import header_fault
 from beam_inference.volumes.shard_index import shard_fault
 from beam_inference.volumes.sharding import Sharding, shard_keys
 
+_MOST_VOXEL_BYTES = 64
+_MOST_HEADER_BYTES = 2**24
 _BLOCK_NAME = r"-?\d+--?\d+_-?\d+--?\d+_-?\d+--?\d+"
 _OTHER_SUFFIX = re.compile(rf"{_BLOCK_NAME}(\.(?!__lock)\w+)")
 """A block of a precomputed volume with a suffix; TensorStore's own files have ``.__lock``."""
@@ -53,15 +56,37 @@ def block_fault(stored: Json, spans: Sequence[tuple[int, int]]) -> str | None:
         return None
     scale = stored.get("scale_metadata", {})
     sharding = Sharding.of(scale) if scale.get("sharding") else None
+    most = _most_bytes(stored)
     for key in _block_keys(stored, spans):
         path = Path(kvstore["path"])
-        fault = _file_fault(path, key, sharding) or header_fault(path, key, stored)
+        fault = _file_fault(path, key, sharding, most) or header_fault(path, key, stored)
         if fault is not None:
             return fault
     return None
 
 
-def _file_fault(folder: Path, key: str, sharding: Sharding | None) -> str | None:
+def _most_bytes(stored: Json) -> int:
+    """Bytes that the file of a block, or of a shard, may have, however badly it is compressed."""
+    return _MOST_VOXEL_BYTES * math.prod(_stored_shape(stored)) + _MOST_HEADER_BYTES
+
+
+def _stored_shape(stored: Json) -> list[int]:
+    """Shape of what a file holds, a block or a shard, in the formats that are known here."""
+    driver = stored["driver"]
+    metadata = stored.get("metadata", {})
+    if driver == "neuroglancer_precomputed":
+        channels = stored.get("multiscale_metadata", {}).get("num_channels", 1)
+        return [*stored["scale_metadata"]["chunk_size"], channels]
+    if driver == "n5":
+        return list(metadata["blockSize"])
+    if driver == "zarr":
+        return list(metadata["chunks"])
+    if driver == "zarr3":
+        return list(metadata["chunk_grid"]["configuration"]["chunk_shape"])
+    return []
+
+
+def _file_fault(folder: Path, key: str, sharding: Sharding | None, most: int) -> str | None:
     path = folder / key
     try:
         status = os.stat(path)
@@ -71,6 +96,8 @@ def _file_fault(folder: Path, key: str, sharding: Sharding | None) -> str | None
         return None  # TensorStore says what is wrong
     else:
         irregular = None if stat.S_ISREG(status.st_mode) else path
+        if sharding is None and irregular is None and status.st_size > most:
+            return f"{path} has {status.st_size:,} bytes, more than a block can have"
         if sharding is not None and irregular is None:
             fault = shard_fault(path, sharding, status.st_size, status.st_mtime_ns)
             if fault is not None:
@@ -100,15 +127,16 @@ def _block_keys(stored: Json, spans: Sequence[tuple[int, int]]) -> Iterator[str]
         return _precomputed_keys(stored["scale_metadata"], spans)
     metadata = stored.get("metadata", {})
     if driver == "n5":
-        return _grid_keys(spans, metadata["blockSize"], "", "/")
+        return _grid_keys(spans, _stored_shape(stored), "", "/")
     if driver == "zarr":
-        return _grid_keys(spans, metadata["chunks"], "", metadata.get("dimension_separator", "."))
+        separator = metadata.get("dimension_separator", ".")
+        return _grid_keys(spans, _stored_shape(stored), "", separator)
     if driver == "zarr3":
         encoding = metadata.get("chunk_key_encoding", {})
         is_default = encoding.get("name", "default") == "default"
         separator = encoding.get("configuration", {}).get("separator", "/" if is_default else ".")
-        shape = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-        return _grid_keys(spans, shape, f"c{separator}" if is_default else "", separator)
+        prefix = f"c{separator}" if is_default else ""
+        return _grid_keys(spans, _stored_shape(stored), prefix, separator)
     return iter(())
 
 
@@ -142,14 +170,14 @@ def _precomputed_keys(scale: Json, spans: Sequence[tuple[int, int]]) -> Iterator
         yield f"{scale['key']}/" + "_".join(f"{a}-{b}" for a, b in block)
 
 
-def first_block_keys(scale: Json) -> list[str]:
-    """Keys of the first, a middle and the last block of a precomputed scale without shards."""
-    origin = scale["voxel_offset"]
-    size = scale["size"]
-    keys = []
-    for share in (0, 1, 2):
-        voxel = [a + (n - 1) * share // 2 for a, n in zip(origin, size, strict=True)]
-        keys += list(_precomputed_keys(scale, [(at, at) for at in voxel]))
+def sample_block_keys(stored: Json, samples: Iterable[Sequence[tuple[int, int]]]) -> list[str]:
+    """Keys of the blocks that hold some places of an array without shards.
+
+    Args:
+        stored: TensorStore's spec of the stored array.
+        samples: for each place, first and last position on each axis of the stored array.
+    """
+    keys = (key for spans in samples for key in _block_keys(stored, spans))
     return list(dict.fromkeys(keys))
 
 

@@ -162,7 +162,8 @@ def _lock_file(path: Path) -> Iterator[None]:
 def _open_locked(path: Path) -> int:
     """Wait until a file of that name is ours; who is interrupted meanwhile leaves it as it is."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        # a link in its place is an error: nothing is created where it leads to
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         is_ours = False
         try:
             is_ours = _holds(descriptor, path)

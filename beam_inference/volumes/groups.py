@@ -16,6 +16,8 @@ _NAMES_IN_MESSAGE = 10
 _DEEPEST = 5
 _MOST_ENTRIES = 5000
 """Files and folders that are looked at for volumes."""
+_MOST_WELLS = 32
+"""Wells of a plate that are looked at: each costs requests, and a message names few images."""
 _MOST_BYTES = 2**24
 """Bytes of metadata that are read to find volumes."""
 
@@ -54,10 +56,11 @@ def _volumes(store: KvStore, url: str, attributes: Json) -> Iterator[str]:
 
 
 def _wells(store: KvStore, url: str, plate: Json) -> Iterator[str]:
-    """The images of the wells of a plate."""
-    for well in _paths(plate.get("wells")):
+    """The images of the wells of a plate, of which only so many are looked at."""
+    for well in islice(_paths(plate.get("wells")), _MOST_WELLS):
         attributes = _attributes(store, url, well)
-        described = attributes.get("ome", attributes).get("well")
+        ome = attributes.get("ome", attributes)
+        described = ome.get("well") if isinstance(ome, dict) else None
         images = _paths(described.get("images")) if isinstance(described, dict) else iter(())
         yield from (f"{well}/{image}" for image in images)
 

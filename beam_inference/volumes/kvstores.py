@@ -22,7 +22,7 @@ import tensorstore as ts
 
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage, check_url
-from beam_inference.environment import set_variable
+from beam_inference.environment import available_memory, set_variable
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
 from beam_inference.foreign_text import holds_credentials
 from beam_inference.volumes.backoff import retry_with_backoff
@@ -192,11 +192,17 @@ def refuse_pipe(url: str) -> None:
     """Refuse to read what is no file: a pipe might never answer, and a device never end.
 
     Raises:
-        WorkerFault: something else lies where a local file is expected.
+        WorkerFault: something else lies where a local file is expected, or more than fits into
+            memory.
     """
     path = local_folder(url)
     if path is not None and (_is_pipe(path) or path.is_dir()):
         raise WorkerFault(f"cannot read {url}: it is a folder, a pipe or the like. Remove it")
+    if path is not None and _length_of(path) > _MOST_RECORD_BYTES:
+        raise WorkerFault(
+            f"cannot read {url}: it has {_length_of(path):,} bytes, more than anything that was "
+            "written there. Remove it"
+        )
 
 
 def _is_pipe(path: Path) -> bool:
@@ -210,10 +216,14 @@ def _is_pipe(path: Path) -> bool:
 def delete_folder(store: KvStore, url: str, folder: str = "") -> None:
     """Delete everything in a folder of a store, such as ``receipts/``; by default all of the store.
 
+    A store that is deleted is a folder of ours in a folder of ours: neither may be a link.
+
     Raises:
         WorkerFault: it cannot be done, or a link leads out of the store.
     """
-    if folder and leads_elsewhere(url, folder.rstrip("/")):
+    if not folder:
+        refuse_link(url)
+    elif leads_elsewhere(url, folder.rstrip("/")):
         raise WorkerFault(
             f"{url}/{folder} may lie outside of {url}, by a link: it is not removed. Remove the "
             "link yourself, or choose another place."
@@ -224,6 +234,20 @@ def delete_folder(store: KvStore, url: str, folder: str = "") -> None:
         store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
 
     retry_request("delete", f"{url}/{folder}", delete)
+
+
+def refuse_link(url: str) -> None:
+    """Refuse a folder of ours that is a link, or lies in one: others' files would be changed.
+
+    Raises:
+        WorkerFault: it is, or does.
+    """
+    path = local_folder(url)
+    for place in () if path is None else (path, path.parent):
+        if place.is_symlink():
+            raise WorkerFault(
+                f"{place} is a link, and what it leads to would be changed: remove the link"
+            )
 
 
 def or_else_again(
@@ -245,6 +269,8 @@ def or_else_again(
 
 
 _MOST_METADATA_BYTES = 2**26
+_MOST_RECORD_BYTES = 2**32
+"""Of records, and of files between stages, which hold parts of chunks."""
 
 
 def read_key(store: KvStore, key: str, url: str) -> bytes | None:
@@ -254,28 +280,60 @@ def read_key(store: KvStore, key: str, url: str) -> bytes | None:
         VolumeError: the store does not answer, or it is larger than any metadata.
     """
     spec = store.spec().to_json()  # a store of S3 with an endpoint has no URL
-    if spec["driver"] == "file" and _is_pipe(Path(spec["path"]) / key):
+    path = Path(spec["path"]) / key if spec["driver"] == "file" else None
+    if path is not None and _is_pipe(path):
         raise VolumeError(f"{url}/{key} is no file, but a pipe or the like: the volume is damaged")
+    if path is not None:
+        _check_length(_length_of(path), f"{url}/{key}")
     try:
         result = store.read(key).result(timeout=PATIENCE_SECONDS)
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
     if result.state != "value":
         return None
-    if len(result.value) > _MOST_METADATA_BYTES:
+    _check_length(len(result.value), f"{url}/{key}")
+    return bytes(result.value)
+
+
+def _check_readable(path: Path, url: str) -> None:
+    """Refuse what would never be read: pipes, and files larger than memory."""
+    if _is_pipe(path):
+        raise VolumeError(f"{url} is no file, but a pipe or the like")
+    length = _length_of(path)
+    available = available_memory()
+    if available is not None and length > available:
         raise VolumeError(
-            f"{url}/{key} has {len(result.value):,} bytes: metadata of a volume have less than "
+            f"{url} has {length:,} bytes, and {available:,} of memory are available: it cannot be "
+            "read as a whole"
+        )
+
+
+def _check_length(length: int, url: str) -> None:
+    if length > _MOST_METADATA_BYTES:
+        raise VolumeError(
+            f"{url} has {length:,} bytes: metadata of a volume have less than "
             f"{_MOST_METADATA_BYTES:,}"
         )
-    return bytes(result.value)
+
+
+def _length_of(path: Path) -> int:
+    """Bytes of a file; 0 where TensorStore will say what is wrong with it."""
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return 0
 
 
 def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SECONDS) -> bytes:
     """Read the file at a URL; wait at most ``patience`` seconds for it.
 
     Raises:
-        VolumeError: it is absent, or its store does not answer.
+        VolumeError: it is absent, no file, larger than the memory that is available, or its store
+            does not answer.
     """
+    path = local_folder(url)
+    if path is not None:
+        _check_readable(path, url)
     try:
         # A store rooted at the file itself: TensorStore then decodes the whole URL, and not its
         # folder only.

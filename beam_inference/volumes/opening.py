@@ -22,7 +22,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import Origin
 from beam_inference.geometry.zyx import VoxelSizeNm, triple
 from beam_inference.volumes.axes import Axes, read_axes, take_positions
-from beam_inference.volumes.block_files import block_with_suffix, first_block_keys, unread_suffix
+from beam_inference.volumes.block_files import block_with_suffix, sample_block_keys, unread_suffix
 from beam_inference.volumes.block_memory import check_block_memory
 from beam_inference.volumes.block_names import check_block_names
 from beam_inference.volumes.detection import (
@@ -385,9 +385,11 @@ def _open_packed_blocks(volume: Volume, cache_bytes: int) -> Volume:
         The volume, if TensorStore finds its blocks; else one that unpacks them.
     """
     scale = volume.precomputed_scale
-    if scale is None:
-        return volume
     kvstore = volume.kvstore.spec().to_json()
+    if scale is None:
+        if kvstore["driver"] == "http" and not _is_sharded(volume):
+            _absent_by_asking(volume, _sample_keys(volume))
+        return volume
     is_local = kvstore["driver"] == "file"
     if is_local:
         name = _local_block_of_other_name(volume, scale, kvstore)
@@ -419,12 +421,31 @@ def _local_block_of_other_name(volume: Volume, scale: Json, kvstore: Json) -> st
     return block_with_suffix(folder / key, _MOST_FILES)
 
 
+def _sample_keys(volume: Volume) -> list[str]:
+    """Keys of the first, a middle and the last block of a volume without shards."""
+    domain = volume.store.domain
+    samples = []
+    for share in (0, 1, 2):
+        voxel = (
+            start + (n - 1) * share // 2
+            for start, n in zip(domain.inclusive_min, domain.shape, strict=True)
+        )
+        window = volume.store[tuple(slice(at, at + 1) for at in voxel)]
+        samples.append(volume.view.stored_spans(window))
+    return sample_block_keys(volume.stored_spec, samples)
+
+
+def _is_sharded(volume: Volume) -> bool:
+    layout = volume.store.chunk_layout
+    return layout.read_chunk.shape != layout.write_chunk.shape
+
+
 _SECONDS_TO_ASK = 2.0
 """What an answer to the question whether a block is there may take."""
 
 
-def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
-    """The name of a block with a suffix where a server of files cannot list, as by HTTP."""
+def _absent_by_asking(volume: Volume, keys: Sequence[str]) -> list[str]:
+    """Those of some blocks that a server does not have; says so where it has none of them."""
     requests = {key: volume.kvstore.read(key) for key in keys}
     try:
         absent = [
@@ -432,17 +453,25 @@ def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
             for key, request in requests.items()
             if request.result(timeout=_SECONDS_TO_ASK).state == "missing"
         ]
-        for key, suffix in product(absent, PACKED_SUFFIXES):
-            found = volume.kvstore.read(f"{key}{suffix}").result(timeout=_SECONDS_TO_ASK)
-            if found.state != "missing":
-                return f"{key.rpartition('/')[2]}{suffix}"
     except (ValueError, OSError):
-        return None  # or it takes its time: reading says what is wrong
-    if len(absent) == len(keys):
+        return []  # or it takes its time: reading says what is wrong
+    if keys and len(absent) == len(keys):
         logger.warning(
             "%s answers none of its first, middle and last block: absent blocks read as zeros",
             volume.url,
         )
+    return absent
+
+
+def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
+    """The name of a block with a suffix where a server of files cannot list, as by HTTP."""
+    try:
+        for key, suffix in product(_absent_by_asking(volume, keys), PACKED_SUFFIXES):
+            found = volume.kvstore.read(f"{key}{suffix}").result(timeout=_SECONDS_TO_ASK)
+            if found.state != "missing":
+                return f"{key.rpartition('/')[2]}{suffix}"
+    except (ValueError, OSError):
+        return None
     return None
 
 
@@ -450,12 +479,13 @@ def _remote_block_of_other_name(volume: Volume, scale: Json) -> str | None:
     """Look at the names of three blocks only: a request each, and a listing may be long."""
     if scale.get("sharding"):
         return None
-    for key in first_block_keys(scale):
+    keys = _sample_keys(volume)
+    for key in keys:
         names = ts.KvStore.KeyRange(key, f"{key}/")  # "/" comes after "."
         try:
             listed = volume.kvstore.list(names).result(timeout=PATIENCE_SECONDS)
         except NotImplementedError:
-            return _name_by_asking(volume, first_block_keys(scale))
+            return _name_by_asking(volume, keys)
         except (ValueError, OSError):
             return None  # a store that may be read need not be listed
         for each in listed:

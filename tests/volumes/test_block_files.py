@@ -17,7 +17,7 @@ from beam_inference.config.formats import OutputSpec
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.volumes.block_files import first_block_keys, unread_suffix
+from beam_inference.volumes.block_files import sample_block_keys, unread_suffix
 from beam_inference.volumes.kvstores import LOCAL, open_kvstore
 from beam_inference.volumes.opening import open_source, open_volume
 from beam_inference.volumes.outputs import create_output
@@ -114,8 +114,48 @@ def test_names_of_blocks():
     assert unread_suffix("0-64_0-64_-64-0.__lock") is None
     assert unread_suffix("-64--32_0-64_-64-0.xz") == ".xz"
     assert unread_suffix("00.shard") is None
-    scale = {"key": "k", "voxel_offset": [-5, 0, 0], "size": [100, 8, 8], "chunk_size": [64, 8, 8]}
-    assert first_block_keys(scale) == ["k/-5-59_0-8_0-8", "k/59-95_0-8_0-8"]
+
+
+@pytest.mark.parametrize(
+    ("format", "keys"),
+    [
+        ("precomputed", ["10_10_10/-5-59_0-8_0-8", "10_10_10/59-95_0-8_0-8"]),
+        ("zarr2", ["0/0/0", "0/0/1"]),
+        ("zarr3", ["c/0/0/0", "c/0/0/1"]),
+        ("n5", ["0/0/0", "1/0/0"]),
+    ],
+)
+def test_some_blocks_of_each_format(tmp_path, format, keys):
+    start = (0, 0, -5) if format == "precomputed" else (0, 0, 0)
+    url = write_volume(
+        tmp_path / "v", np.ones((8, 8, 100), np.uint8), start, format=format, block_shape=(8, 8, 64)
+    )
+    volume = open_source(VolumeSource(url))
+    domain = volume.store.domain
+    ends = (domain.inclusive_min, [stop - 1 for stop in domain.exclusive_max])
+    windows = (volume.store[tuple(slice(a, a + 1) for a in end)] for end in ends)
+    found = sample_block_keys(volume.stored_spec, map(volume.view.stored_spans, windows))
+    assert found == keys
+
+
+@pytest.mark.parametrize("format", ["precomputed", "zarr2", "zarr3", "n5"])
+def test_a_block_that_is_too_large_is_not_read(tmp_path, format):
+    url = write_volume(tmp_path / "v", ARRAY, format=format)
+    (tmp_path / "v" / "others").mkdir()
+    blocks = [path for path in (tmp_path / "v").rglob("*") if path.is_file()]
+    for block in blocks:
+        if not block.name.startswith((".", "info", "zarr", "attributes", "provenance")):
+            os.truncate(block, 2**37)
+    volume = open_source(VolumeSource(url))
+    with pytest.raises(PermanentReadError, match="more than a block can have"):
+        volume.read(volume.bounds)
+
+
+def test_metadata_that_are_too_large_are_not_read(tmp_path):
+    url = write_volume(tmp_path / "v", ARRAY)
+    os.truncate(tmp_path / "v" / "info", 2**37)
+    with pytest.raises(VolumeError, match="metadata of a volume have less than"):
+        open_source(VolumeSource(url))
 
 
 def test_a_bucket_is_asked_for_three_blocks_only():

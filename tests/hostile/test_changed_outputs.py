@@ -1,0 +1,100 @@
+"""Outputs that were changed or emptied since they were complete: they are not called so again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from helpers import write_volume
+
+from beam_inference.cli.main import main
+
+ARRAY = np.random.default_rng(0).integers(1, 256, (16, 20, 24)).astype(np.uint8)
+BLOCKS = (8, 8, 8)
+
+
+@pytest.mark.parametrize("what", ["source", "target", "nothing"])
+def test_a_conversion(tmp_path, capsys, refused, what):
+    write_volume(tmp_path / "v", ARRAY)
+    words = ["convert", str(tmp_path / "v"), str(tmp_path / "o"), "--format=zarr3"]
+    assert main(words) == 0
+    if what == "source":
+        shutil.rmtree(tmp_path / "v")
+        write_volume(tmp_path / "v", 255 - ARRAY)
+    elif what == "target":
+        shutil.rmtree(tmp_path / "o" / "c")
+    if what == "nothing":
+        assert main(words) == 0
+    else:
+        capsys.readouterr()
+        assert "does not hold what its source gives" in refused(words)
+        assert main([*words, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize("what", ["base", "scale", "nothing"])
+def test_a_pyramid(tmp_path, capsys, refused, what):
+    write_volume(tmp_path / "v", ARRAY, block_shape=BLOCKS, voxel_size_nm=(10, 10, 10))
+    words = ["pyramid", str(tmp_path / "v"), "--num-scales=1"]
+    assert main(words) == 0
+    if what == "scale":
+        shutil.rmtree(tmp_path / "v" / "20_20_20")
+    elif what == "base":
+        for block in (tmp_path / "v" / "10_10_10").iterdir():
+            block.unlink()
+    if what == "nothing":
+        assert main(words) == 0
+    else:
+        capsys.readouterr()
+        assert "does not hold what its source gives" in refused(words)
+
+
+@pytest.fixture
+def components(tmp_path, capsys):
+    write_volume(tmp_path / "v", ARRAY)
+    words = ["components", str(tmp_path / "v"), str(tmp_path / "o"), "--threshold=200"]
+    assert main(words) == 0
+    capsys.readouterr()
+    return words
+
+
+def test_components_whose_volume_is_gone(tmp_path, components, refused):
+    (scale,) = json.loads((tmp_path / "o" / "info").read_text())["scales"]
+    for block in (tmp_path / "o" / scale["key"]).iterdir():
+        block.unlink()
+    assert "does not hold object" in refused(components)
+
+
+TABLES = ["", "torn,", "{}", "[]", '{"objects": -5}', '{"objects": NaN}', "[" * 10_000]
+
+
+@pytest.mark.parametrize("name", ["summary.json", "000000.csv"])
+def test_components_whose_table_was_changed(tmp_path, components, refused, name):
+    file = tmp_path / "o" / "components" / name
+    for content in TABLES:
+        file.write_text(content)
+        refused(components)
+    file.unlink()
+    os.mkfifo(file)
+    refused(components)
+
+
+@pytest.mark.parametrize("listed", [[1] * 3, [True], ["1"], "12", {"1": 2}, [2, 1], [], [None]])
+def test_thresholds_that_segment_did_not_write(tmp_path, refused, listed):
+    write_volume(tmp_path / "labels", ARRAY.astype(np.uint32))
+    (tmp_path / "series").mkdir()
+    (tmp_path / "series" / "thresholds.json").write_text(json.dumps({"thresholds": listed}))
+    told = refused(["evaluate", tmp_path / "series", tmp_path / "labels"])
+    assert "does not list thresholds" in told
+
+
+@pytest.mark.parametrize("ome", [[1], "x", {"well": []}])
+def test_a_plate_of_many_wells_that_are_not_there(tmp_path, refused, ome):
+    plate = {"wells": [{"path": f"A/{number}"} for number in range(20_000)]}
+    (tmp_path / "plate" / "A" / "0").mkdir(parents=True)
+    for folder, attributes in (("", {"plate": plate}), ("A/0", ome)):
+        group = {"zarr_format": 3, "node_type": "group", "attributes": {"ome": attributes}}
+        (tmp_path / "plate" / folder / "zarr.json").write_text(json.dumps(group))
+    refused(["convert", tmp_path / "plate", tmp_path / "o"])
