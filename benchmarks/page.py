@@ -526,6 +526,17 @@ def _partition() -> str:
                 _ratio(row["two_processes_over_two_threads"]),
             )
         )
+    training = [_row("a step of training", "undivided", "of two", "of four"), "|---|---|---|---|"]
+    for row in results["training"]:
+        shares = row["peak_over_undivided"]
+        training.append(
+            _row(
+                "×".join(map(str, row["patch"])),
+                f"{row['undivided_peak_bytes'] / 2**20:.0f} MiB",
+                f"{shares['2']:.2f}",
+                f"{shares['4']:.2f}",
+            )
+        )
     largest = results["patches"][-1]["layers"]
     layers = ["| layers | one process | two | of that, waiting |", "|---|---|---|---|"]
     layers += [
@@ -547,6 +558,11 @@ each, which halve x, over that of one process of two threads, in turns. The load
 {results["load_before"]} before.
 
 {chr(10).join(lines)}
+
+The same of the forward and the backward pass of one sample, in
+[training](training.md#patches-that-ranks-share):
+
+{chr(10).join(training)}
 
 By layer, seconds for the largest patch. Waiting counts until the other member has sent its border,
 or its sums, and so what it is late:
