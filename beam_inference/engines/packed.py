@@ -287,6 +287,18 @@ class PerArray:
     def __gt__(self, other: Any) -> Any:
         return self._combine(other, operator.gt)
 
+    def __le__(self, other: Any) -> Any:
+        return self._combine(other, operator.le)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._combine(other, operator.ge)
+
+    def __neg__(self) -> Any:
+        return self._combine(-1, operator.mul)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._combine(other, lambda own, first: first - own)
+
     def __add__(self, other: Any) -> Any:
         return self._combine(other, operator.add)
 
@@ -344,9 +356,14 @@ def run_packed(network: nn.Module, arrays: Sequence[Tensor], pack: Pack) -> list
         over processes is that of the whole batch.
 
     Raises:
-        ModelContractError: a layer is not known to treat samples by themselves, or the answer is
-            not one array.
+        ModelContractError: a layer is not known to treat samples by themselves, the network is
+            TorchScript, or the answer is not one array.
     """
+    if any(isinstance(each, torch.jit.ScriptModule) for each in network.modules()):
+        raise ModelContractError(
+            "the network is TorchScript, of which nobody can tell whether it looks at several "
+            "samples: give a factory of modules of Python, or one shape of patches and one process"
+        )
     if not has_batch_statistics(network):
         with _RefuseStatistics():
             return [network(each) for each in arrays]
@@ -366,7 +383,8 @@ class _RefuseStatistics(TorchFunctionMode):
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
-        if func is functional.batch_norm and (args[5] if len(args) > 5 else named.get("training")):
+        is_norm = func in (functional.batch_norm, torch.batch_norm)
+        if is_norm and (args[5] if len(args) > 5 else named.get("training")):
             raise ModelContractError(
                 "the network calls batch_norm with training=True, whose statistics are of the "
                 "whole batch; expected a module for it, such as torch.nn.BatchNorm3d"

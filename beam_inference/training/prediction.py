@@ -17,6 +17,7 @@ from beam_inference.engines.partition.share import own_part, run_divided
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.shares import Box, slices_in
+from beam_inference.training.ranks import lost_ranks_told
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ def _explained(shapes: Sequence[Sequence[int]]) -> Iterator[None]:
     """Turn the errors of a network into errors of ours, with the shapes of its images."""
     told = " and ".join(str(list(each)) for each in shapes)
     try:
-        yield
+        with lost_ranks_told():
+            yield
     except torch.OutOfMemoryError:
         raise DeviceOutOfMemory(
             f"the device has too little memory to train with {told} voxels at a time: "

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, distributed
 
 from beam_inference.engines.partition.mesh import Mesh, add_up
-from beam_inference.errors import ConfigError
+from beam_inference.errors import ConfigError, WorkerFault
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.zyx import Zyx
 
 
@@ -102,4 +103,28 @@ def _join_mesh(partition: Zyx, rank: int, count: int) -> Mesh:
     groups = [
         distributed.new_group(range(first, first + members)) for first in range(0, count, members)
     ]
-    return Mesh(partition, rank % members, groups[rank // members])
+    meshes = len(groups)
+    everybody = distributed.new_group() if meshes > 1 else None
+    return Mesh(partition, rank % members, groups[rank // members], meshes, everybody)
+
+
+class LostRank(WorkerFault):
+    """Another rank of the training has ended."""
+
+
+@contextmanager
+def lost_ranks_told() -> Iterator[None]:
+    """Turn errors of messages between ranks into one that says what they mean.
+
+    Raises:
+        LostRank: a message to or from another rank failed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        raise LostRank(
+            "another rank of this training has ended: its own message says why. Give the command "
+            f"again to go on from the last checkpoint ({describe_error(error)})"
+        ) from None

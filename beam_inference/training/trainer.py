@@ -42,7 +42,7 @@ from beam_inference.training.config import TrainingConfig
 from beam_inference.training.events import Events, open_events
 from beam_inference.training.losses import Answers, compute_loss
 from beam_inference.training.prediction import PackedNetwork, Prediction, predict, predict_part
-from beam_inference.training.ranks import Ranks, join_ranks
+from beam_inference.training.ranks import Ranks, join_ranks, lost_ranks_told
 from beam_inference.training.results import NETWORK_FILE, write_network_file, write_results
 from beam_inference.training.samples import Batch, SampleStream
 from beam_inference.training.targets import Classes
@@ -107,7 +107,8 @@ def train(config: TrainingConfig) -> TrainingOutcome:
         if device.type == "cuda":
             device = torch.device("cuda", ranks.local)
             torch.cuda.set_device(device)
-        return _Trainer(config, ranks, device).run()
+        with lost_ranks_told():
+            return _Trainer(config, ranks, device).run()
 
 
 @dataclass(frozen=True)
@@ -332,7 +333,8 @@ class _Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = _learning_rate(self._config, self._step)
         # What layers draw by lot, such as dropout, follows from step and rank: no state to keep.
-        drawn = np.random.SeedSequence([self._config.seed, self._step, self._ranks.rank])
+        # Ranks that share samples draw the same.
+        drawn = np.random.SeedSequence([self._config.seed, self._step, self._ranks.team])
         torch.manual_seed(int(drawn.generate_state(1)[0]))
         self._optimizer.zero_grad()
         part = self._part_of_loss(self._answer(self._parallel, batch))

@@ -278,8 +278,9 @@ def check_close(first, second):
         (4, [1, 2, 1], {"residual_unet": {"widths": [3, 4], "pooling": [1, 2, 2]}}),
         (4, [2, 1, 1], {"residual_unet": {"widths": [3], "normalization": "batch"}}),
         (2, [2, 1, 1], {"residual_unet": {"widths": [3, 4], "pooling": [4, 2, 2]}}),
+        (4, [1, 1, 2], {"path": "networks.py:batch_norm"}),
     ],
-    ids=["crop margin", "two teams", "batch norm", "a share without voxels"],
+    ids=["crop margin", "two teams", "in place", "a share without voxels", "batch norm"],
 )
 def test_ranks_that_share_patches_give_one_ranks_weights(folder, count, partition, network):
     train_with_ranks(folder, 1, network=network, ema=0.9)

@@ -320,10 +320,20 @@ def _voxelwise(function: Function, in_place: bool = False) -> Function:
 
 
 def _dropout3d(input: Part, p: float = 0.5, training: bool = True, inplace: bool = False) -> Part:
-    """Drop channels, the same ones on all members."""
+    """Drop channels, the same ones on all members, which draw the same numbers."""
     ones = input.values.new_ones((*input.values.shape[:2], 1, 1, 1))
-    drawn = functional.dropout3d(ones, p, training)
-    kept = input.mesh.add_up(drawn if input.mesh.rank == 0 else torch.zeros_like(drawn))
+    kept = functional.dropout3d(ones, p, training)
+    return input.with_values(input.values.mul_(kept) if inplace else input.values * kept)
+
+
+def _dropout(input: Part, p: float = 0.5, training: bool = True, inplace: bool = False) -> Part:
+    """Drop voxels, others on each member, which draw the same numbers otherwise."""
+    if not training:
+        return input
+    seed = int(torch.randint(2**62, ())) + input.mesh.rank
+    generator = torch.Generator(input.values.device).manual_seed(seed)
+    kept = torch.empty_like(input.values).bernoulli_(1 - p, generator=generator)
+    kept /= max(1 - p, torch.finfo(kept.dtype).tiny)
     return input.with_values(input.values.mul_(kept) if inplace else input.values * kept)
 
 
@@ -359,7 +369,6 @@ _IN_PLACE = (
 _ACTIVATIONS = (
     "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish "
     "relu relu6 rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink "
-    "dropout alpha_dropout "
 )
 _ACTIVATIONS_IN_PLACE = "celu_ elu_ hardtanh_ leaky_relu_ relu_ rrelu_ selu_"
 _ATTRIBUTES = "device dtype grad_fn is_cuda is_leaf layout ndim requires_grad"
@@ -437,6 +446,7 @@ FUNCTIONS: Mapping[Function, Function] = {
             torch.Tensor.log_softmax,
         )
     },
+    functional.dropout: _dropout,
     functional.dropout3d: _dropout3d,
     normalize_in_place: _normalize_in_place,
 }

@@ -32,12 +32,16 @@ class Mesh:
         rank: the number of this one.
         group: the process group of ``torch.distributed`` that has just these processes. It need
             not be the default group: of several meshes, each has its own.
+        meshes: number of meshes that train together, with equal shares of each batch.
+        everybody: the process group of the members of all of them; None if there is one mesh.
         layers: names of the modules that are computing now, the outermost first: for messages.
     """
 
     shape: tuple[int, int, int]
     rank: int
     group: Any
+    meshes: int = 1
+    everybody: Any = None
     layers: list[str] = field(default_factory=list)
 
     @property
@@ -70,6 +74,12 @@ class Mesh:
     def add_up(self, values: Tensor) -> Tensor:
         """The sum over all members, in place."""
         self.group.allreduce([values]).wait()
+        return values
+
+    def add_up_batch(self, values: Tensor) -> Tensor:
+        """The sum over the members of all meshes that train together, in place."""
+        group = self.group if self.everybody is None else self.everybody
+        group.allreduce([values]).wait()
         return values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from beam_inference.engines.partition.mesh import Mesh
 from beam_inference.engines.partition.part import Part
 
 _NOT_CHANNELS = (0, 2, 3, 4)
@@ -23,7 +23,7 @@ def normalize_groups(
     """Group normalisation; with as many groups as channels, instance normalisation."""
     batch, channels = part.values.shape[:2]
     each = channels // groups
-    sets = _Sets(each, math.prod(part.division.shape) * each, part.mesh)
+    sets = _Sets(each, math.prod(part.division.shape) * each, part.mesh.add_up)
     flat = part.values.reshape(1, batch * channels, *part.values.shape[2:])
     mean, variance = _statistics(flat, sets)
     scale = None if weight is None else weight.repeat(batch)
@@ -40,14 +40,18 @@ def normalize_batch(
     momentum: float,
     epsilon: float,
 ) -> Part:
-    """Batch normalisation by the batch's own statistics, which update the running ones, if any."""
-    count = math.prod(part.division.shape) * part.values.shape[0]
-    sets = _Sets(1, count, part.mesh)
+    """Batch normalisation by the batch's own statistics, which update the running ones, if any.
+
+    The batch is that of all meshes that train together.
+    """
+    count = math.prod(part.division.shape) * part.values.shape[0] * part.mesh.meshes
+    sets = _Sets(1, count, part.mesh.add_up_batch)
     mean, variance = _statistics(part.values, sets)
     if running is not None:
         with torch.no_grad():
             running[0].lerp_(mean.to(running[0].dtype), momentum)
-            running[1].lerp_(variance.to(running[1].dtype) * (count / (count - 1)), momentum)
+            unbiased = variance * (count / max(count - 1, 1))
+            running[1].lerp_(unbiased.to(running[1].dtype), momentum)
     normal = _normalize(part.values, mean, variance, weight, bias, epsilon, sets)
     return part.with_values(normal)
 
@@ -59,12 +63,12 @@ class _Sets:
     Attributes:
         channels: of a set, which lie one after the other; a set is of all N samples.
         count: values of a set, of all members.
-        mesh: the members.
+        add_up: adds over the members that hold a set's values.
     """
 
     channels: int
     count: int
-    mesh: Mesh
+    add_up: Callable[[Tensor], Tensor]
 
     def average(self, sums: Tensor) -> Tensor:
         """The mean of each channel's set.
@@ -73,7 +77,7 @@ class _Sets:
             sums: (…, C), of what this member holds of each channel; they are added in float64.
         """
         sets = sums.double().reshape(*sums.shape[:-1], -1, self.channels).sum(-1)
-        return self.mesh.add_up(sets).repeat_interleave(self.channels, -1) / self.count
+        return self.add_up(sets).repeat_interleave(self.channels, -1) / self.count
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """Test that networks divided over a mesh answer, and learn, as they do undivided."""
 
+from threading import Lock
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -368,14 +370,31 @@ def test_answers_are_joined_in_place(members):
 def test_dropped_channels_are_the_same_in_all_parts(members):
     batch = torch.ones(2, 8, 4, 6, 8)
 
-    def run(mesh):
-        torch.manual_seed(mesh.rank)  # as ranks of a training have
-        return run_divided(nn.Dropout3d(0.5), own_part(batch, mesh), batch.shape[2:], mesh)
-
-    whole = join_parts(members((1, 2, 2)).run(run))
+    whole = draw(members((1, 2, 2)), nn.Dropout3d(0.5), batch)
     kept = whole[:, :, 0, 0, 0]
     assert torch.equal(whole, kept[:, :, None, None, None].expand_as(whole))
     assert set(kept.unique().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_dropped_voxels_are_others_in_each_part(members, inplace):
+    batch = torch.ones(2, 8, 4, 6, 8)
+    whole = draw(members((1, 1, 2)), nn.Dropout(0.25, inplace), batch.clone())
+    assert {round(value, 4) for value in whole.unique().tolist()} == {0.0, 1.3333}
+    assert not torch.equal(whole[..., :4], whole[..., 4:])
+    assert abs(float(whole.mean()) - 1) < 0.1
+
+
+def draw(members, network, batch):
+    """The answer of members that draw the same numbers, as ranks that share samples do."""
+    lock = Lock()
+
+    def run(mesh):
+        with lock:  # members are threads here, and there is one generator for all of them
+            torch.manual_seed(3)
+            return run_divided(network, own_part(batch, mesh), batch.shape[2:], mesh)
+
+    return join_parts(members.run(run))
 
 
 def test_an_input_that_is_changed_after_its_convolution_is_noticed(members):
