@@ -197,6 +197,7 @@ class _Trainer:
     def run(self) -> TrainingOutcome:
         """Take the steps that are left, and write the results."""
         self._resume()
+        self._try_shapes()
         first = self._step
         waited = 0.0
         begun = time.monotonic()
@@ -214,6 +215,21 @@ class _Trainer:
         if is_first:
             write_results(self._config, self._trained, asdict(self._metrics), example)
         return TrainingOutcome(self._folder, self._metrics, self._step - first, waited / seconds)
+
+    def _try_shapes(self) -> None:
+        """Run the network on all shapes of patches at once, so that a refusal comes first.
+
+        All ranks must take part. Nothing is kept of it.
+        """
+        shapes = self._config.shapes_of_samples
+        if len(shapes) == 1:
+            return
+        before = [(each, each.clone()) for each in self._network.buffers()]
+        groups = [self._make_group(1, shape, is_known=False) for shape in shapes]
+        with torch.no_grad():
+            self._predict(self._runnable(self._network), groups, counts=True)
+            for buffer, value in before:
+                buffer.copy_(value)
 
     def try_step(self, samples: int) -> None:
         """Take a step of as many samples, of random voxels."""

@@ -52,6 +52,13 @@ def batch_norm():
 def plain():
     return nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 3, 1))
 
+class Crossing(nn.Module):
+    def forward(self, batch):
+        return batch - batch.mean((0, 2, 3, 4), keepdim=True)
+
+def crossing():
+    return nn.Sequential(nn.Conv3d(1, 3, 1), Crossing(), nn.BatchNorm3d(3))
+
 def function():
     return lambda batch: batch
 
@@ -332,6 +339,24 @@ def test_a_training_that_shares_patches_may_go_on_alone(folder):
     (folder / "ranks1").rename(folder / "both")
     train_with_ranks(folder, 1, **keys)
     check_close(weights(folder, "both"), weights(folder, "ranks1"))
+
+
+def test_a_layer_over_samples_is_refused_before_the_first_step(folder, one_thread):
+    keys = {"network": {"path": "networks.py:crossing"}, "batch_size": 1, "patch_shapes": SHAPES}
+    with pytest.raises(ModelContractError, match=r"1 \(Crossing\) cannot take them together"):
+        train(parse_training(values(**keys), folder))
+    assert not (folder / "trained" / CHECKPOINT).exists()
+
+
+def test_trying_the_shapes_leaves_statistics_as_they_were(folder, one_thread):
+    network = {"path": "networks.py:batch_norm"}
+    optimizer = {"kind": "sgd", "schedule": "constant"}
+    keys = {"network": network, "patch_shapes": SHAPES, "optimizer": optimizer}
+    train(parse_training(values(**keys), folder))
+    parts = values(**keys) | {"output": "parts"}
+    train(parse_training(parts | {"steps": 4}, folder))
+    train(parse_training(parts, folder))
+    check_same(weights(folder), weights(folder, "parts"))
 
 
 def test_a_number_of_ranks_that_does_not_fit_is_refused(folder, monkeypatch, one_thread):
