@@ -264,9 +264,9 @@ def test_marking_a_local_run_failed_stops_its_pipeline_and_a_clear_goes_on(deplo
     write_volume(
         tmp_path / "in", np.random.default_rng(0).integers(1, 256, (32, 128, 128), dtype=np.uint8)
     )
-    job = write_job(
-        tmp_path / "job.yaml", job_values(tmp_path / "in", tmp_path / "out", model=toy("slow"))
-    )
+    recompute = {"strategy": "recompute"}  # so that receipts come one after the other
+    values = job_values(tmp_path / "in", tmp_path / "out", model=toy("slow"), inference=recompute)
+    job = write_job(tmp_path / "job.yaml", values)
     deployment.start("stopped", LOCAL, job=str(job))
     deployment.wait("receipts", lambda: receipts_in(tmp_path / "out") >= 2)
     assert pipeline_of(job) is not None
