@@ -122,11 +122,32 @@ class InPlaceBatchNorm(nn.Module):
             )
             return functional.leaky_relu(normal, self.slope)
         y, mean, variance, count = normalize_in_place(x, scale, self.bias, self.slope, self.epsilon)
-        with torch.no_grad():
-            unbiased = variance * (count / (count - 1).clamp_min(1))
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        update_running(self.running_mean, self.running_var, mean, variance, count, self.momentum)
         return y
+
+
+@torch.no_grad()
+def update_running(
+    running_mean: Tensor,
+    running_var: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    count: Tensor,
+    momentum: float,
+) -> None:
+    """Move running statistics towards those of a batch, as batch normalisation does.
+
+    Args:
+        running_mean: (C,), changed in place.
+        running_var: (C,), of unbiased variances; changed in place.
+        mean: of the batch, (C,).
+        variance: of the batch, (C,), biased.
+        count: values of each channel in the batch.
+        momentum: share of the batch.
+    """
+    unbiased = variance * (count / (count - 1).clamp_min(1))
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
 
 
 def normalize_in_place(

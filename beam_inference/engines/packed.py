@@ -23,11 +23,13 @@ from torch.overrides import TorchFunctionMode
 
 from beam_inference.engines.partition.functions import FUNCTIONS
 from beam_inference.engines.partition.mesh import Mesh, add_up
+from beam_inference.engines.partition.share import name_of_function
 from beam_inference.errors import ModelContractError
 from beam_inference.residual_unet import (
     InPlaceBatchNorm,
     normalize_arrays_in_place,
     normalize_in_place,
+    update_running,
 )
 
 Function = Callable[..., Any]
@@ -88,7 +90,7 @@ class Packed(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if torch.is_grad_enabled() != packed.pack.has_gradients:
                 # Within an autograd.Function, a gradient would be lost without a word.
-                what = f"gradients are switched off in {_name_of(func)}, as in checkpoints"
+                what = f"gradients are switched off in {name_of_function(func)}, as in checkpoints"
                 raise _refusal(packed.pack, what)
             if func is functional.batch_norm:
                 return _normalize_batch(*args, **named)
@@ -160,10 +162,7 @@ def _normalize_batch(
     squares = _add_channels([each.square().sum(axes) for each in centred], input.pack)
     variance = input.pack.add_up(squares) / count
     if running_mean is not None and running_var is not None:
-        with torch.no_grad():
-            unbiased = variance * (count / (count - 1).clamp_min(1))
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+        update_running(running_mean, running_var, mean, variance, count, momentum)
     scale = (variance + eps).rsqrt()
     scale = (scale if weight is None else scale * weight).view(shape)
     normal = [each * scale if bias is None else each * scale + bias.view(shape) for each in centred]
@@ -231,14 +230,14 @@ def _check_samplewise(
         ModelContractError: it is not known to treat each sample by itself.
     """
     if func not in _SAMPLEWISE:
-        raise _refusal(pack, _name_of(func))
+        raise _refusal(pack, name_of_function(func))
     ndim = next(_packs_among([*args, *named.values()])).arrays[0].ndim
     if func in _OVER_AXES:
         place, default = _OVER_AXES[func]
         axes = named.get("dim", args[place] if len(args) > place else default)
         each = axes if isinstance(axes, list | tuple) else [axes]
         if any(axis is None or axis % ndim == 0 for axis in each):
-            raise _refusal(pack, f"{_name_of(func)} over all samples")
+            raise _refusal(pack, f"{name_of_function(func)} over all samples")
     if func is torch.Tensor.__getitem__:
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         is_whole = index[0] is Ellipsis if len(index) <= ndim else False
@@ -317,11 +316,6 @@ class PerArray:
 
 def _join_values(values: Sequence[Any], pack: Pack) -> Any:
     return PerArray(values, pack) if any(each != values[0] for each in values) else values[0]
-
-
-def _name_of(func: Function) -> str:
-    name = getattr(func, "__name__", str(func))
-    return str(getattr(func, "__self__", func).__name__) if name == "__get__" else name
 
 
 def _refusal(pack: Pack, what: str) -> ModelContractError:

@@ -9,15 +9,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError, UserError, VolumeError
 from beam_inference.geometry import zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.stage_job import DoChunk, StageJob
@@ -91,40 +93,42 @@ class MakeScale:
 
     def make_worker(self) -> DoChunk:
         """Return the function that makes a chunk; it reads in parts, and writes whole blocks."""
-        source = (
-            self.volume.open_base() if self.below is None else self.volume.open_scale(self.below)
-        )
-        target = self.volume.open_scale(self.scale)
-        factor = self.scale.factor
+        source, target = self._open()
 
         def make_chunk(index: int) -> None:
             box = self.chunks.core_box(index)
             array = np.empty((target.channels, *box.shape), target.dtype)
             for part in tiles(box, self.part_shape):
-                below = part.refine(factor).intersection(source.bounds)
-                voxels = downsample(source.read(below), below.start, factor, self.method)
-                array[(slice(None), *part.slices_in(box))] = voxels
+                array[(slice(None), *part.slices_in(box))] = self._make_part(source, part)
             target.write(box, array)
 
         return make_chunk
 
     def hear_witnesses(self) -> Testimony:
         """Open both scales; the function returned compares a chunk's first part."""
-        source = (
-            self.volume.open_base() if self.below is None else self.volume.open_scale(self.below)
-        )
-        target = self.volume.open_scale(self.scale)
-        factor = self.scale.factor
+        source, target = self._open()
         is_lossy = target.stored_spec.get("scale_metadata", {}).get("encoding") in LOSSY
 
         def holds(index: int) -> bool:
             part = next(iter(tiles(self.chunks.core_box(index), self.part_shape)))
-            below = part.refine(factor).intersection(source.bounds)
-            wanted = downsample(source.read(below), below.start, factor, self.method)
+            wanted = self._make_part(source, part)
             found = target.read(part)
             return bool(found.any() == wanted.any()) if is_lossy else is_same(found, wanted)
 
         return holds
+
+    def _open(self) -> tuple[Volume, Volume]:
+        """Open the scale that this one is made from, and this one."""
+        source = (
+            self.volume.open_base() if self.below is None else self.volume.open_scale(self.below)
+        )
+        return source, self.volume.open_scale(self.scale)
+
+    def _make_part(self, source: Volume, part: BoundingBox) -> NDArray[Any]:
+        """Read what lies below a part of this scale, and make the part of it."""
+        factor = self.scale.factor
+        below = part.refine(factor).intersection(source.bounds)
+        return downsample(source.read(below), below.start, factor, self.method)
 
 
 @dataclass(frozen=True)

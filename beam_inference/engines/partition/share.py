@@ -55,7 +55,7 @@ class Share(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             run = FUNCTIONS.get(func)
             if run is None:
-                raise _refusal(_mesh_of([*args, *named.values()]), _name_of(func))
+                raise _refusal(_mesh_of([*args, *named.values()]), name_of_function(func))
             parts = [_unwrap(each) for each in args]
             try:
                 result = run(*parts, **{name: _unwrap(each) for name, each in named.items()})
@@ -100,7 +100,8 @@ def _mesh_of(values: Sequence[Any]) -> Mesh:
     raise TypeError("no share among the arguments")
 
 
-def _name_of(func: Callable[..., Any]) -> str:
+def name_of_function(func: Callable[..., Any]) -> str:
+    """How a function of PyTorch is called, for messages; of an attribute, the attribute's name."""
     name = getattr(func, "__name__", str(func))
     return str(getattr(func, "__self__", func).__name__) if name == "__get__" else name
 
