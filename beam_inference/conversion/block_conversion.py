@@ -47,7 +47,7 @@ from beam_inference.volumes.outputs import (
     default_bounds,
     open_output,
 )
-from beam_inference.volumes.remote_files import folder_of_glob, is_glob
+from beam_inference.volumes.remote_names import folder_of_files, names_files
 
 _OF_RESAMPLING = ("grids", "orders", "postprocess")
 """Members of the identity of a resampled source that say how it is resampled."""
@@ -212,7 +212,7 @@ def _check_apart(source: Source, source_path: str, target: str, options: Convers
     if isinstance(source, StoredVolume):
         source_place = source.place
     else:
-        folder = folder_of_glob(source_path) if is_glob(source_path) else source_path
+        folder = folder_of_files(source_path) if names_files(source_path) else source_path
         source_place = place_of_url(url_of(folder), options.storage)
     if source_place == place:
         raise ConfigError(f"{target} is the source and would be overwritten: choose another place")

@@ -1,19 +1,27 @@
-"""DICOM series: a folder or glob of files of one slice each, or one file of many frames."""
+"""DICOM series: a folder or glob of files of one slice each, or one file of many frames.
+
+In object stores and on web servers, a range of numbers or a list may name them.
+"""
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import io
+import math
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
+from beam_inference.config.storage import Storage
 from beam_inference.conversion.protocol import (
     INSTRUMENTS,
     Placement,
@@ -26,10 +34,25 @@ from beam_inference.conversion.protocol import (
     number_dtype,
     placement_in_space,
 )
-from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
+from beam_inference.conversion.stored_files import (
+    StoredFile,
+    content_line,
+    find_files,
+    is_url,
+    open_stream,
+)
+from beam_inference.errors import (
+    BeamInferenceError,
+    PermanentReadError,
+    VolumeError,
+    WorkerFault,
+)
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.volumes.block_memory import check_block_memory
+from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.remote_files import RemoteFile
+from beam_inference.volumes.remote_names import is_range, list_remote_files, names_files
 
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _MM_NM = 1e6
@@ -40,6 +63,11 @@ _SAME_DIRECTION = 1e-3
 _MOST_FRAMES = 10**5
 _LARGEST_SCALE = float(np.finfo(np.float32).max)
 _NAMES_IN_MESSAGE = 10
+_FILES_AT_A_TIME = 8
+_HEADER_BYTES = 2**24
+"""Bytes that a file of a slice may have beyond twice its voxels, in an object store."""
+_BEHIND_META = 0x00030000
+"""The first tag behind those of the group that says how the others are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +75,7 @@ class _Slice:
     """What a file says of one of its slices.
 
     Attributes:
-        path: path of the file.
+        file: the file.
         frame: number of the slice in the file.
         series: the identifier of its series, its number and its description.
         kind: what all slices of a series share: samples, rows, columns, dtype, and what the
@@ -60,7 +88,7 @@ class _Slice:
         scaling: the slope and the intercept that make the values of the stored ones.
     """
 
-    path: str
+    file: StoredFile
     frame: int
     series: tuple[str, str, str]
     kind: tuple[int, int, int, str, str]
@@ -77,14 +105,15 @@ class DicomSeries:
     """A series of slices.
 
     Attributes:
-        frames: path of the file of each slice, and its number in the file, in the order of z.
-        files_hash: hash of the files' names, sizes and times.
+        frames: the file of each slice, and its number in the file, in the order of z.
+        files_hash: hash of the files' names, sizes and times; in object stores, of their names
+            and generations.
         stored_dtype: name of the dtype of the stored values.
         scalings: slope and intercept of each slice; empty where values are those stored.
         info: its extent, dtype, and so on.
     """
 
-    frames: tuple[tuple[str, int], ...]
+    frames: tuple[tuple[StoredFile, int], ...]
     files_hash: str
     stored_dtype: str
     scalings: tuple[tuple[float, float], ...]
@@ -92,62 +121,101 @@ class DicomSeries:
 
     @property
     def identity(self) -> Json:
-        """A hash of names, sizes and times of the files."""
-        return {"dicom": str(self._folder), "files": self.files_hash}
+        """The folder, and a hash of the files' names and contents, as far as these are known."""
+        return {"dicom": self._folder, "files": self.files_hash}
 
     @property
-    def _folder(self) -> Path:
-        return Path(self.frames[0][0]).parent
+    def _folder(self) -> str:
+        first = self.frames[0][0]
+        if isinstance(first, RemoteFile):
+            return first.url.rpartition("/")[0]
+        return str(Path(first).parent)
 
     def open(self) -> Read:
-        """Look whether the files are those that were there at the launch."""
+        """Look whether the files are those that were there at the launch.
+
+        Of those in object stores, that is seen when they are read.
+        """
         if _hash_of_files(self.frames) != self.files_hash:
             raise WorkerFault(f"the files of {self._folder} are not those of the launch")
+        counts = Counter(file for file, _ in self.frames)
+        at_a_time = _FILES_AT_A_TIME if isinstance(self.frames[0][0], RemoteFile) else 1
 
         def read(box: BoundingBox) -> Voxels:
             out = np.empty((self.info.channels, *box.shape), self.info.dtype)
             depth, y, x = box.slices_in(self.info.bounds)
-            for k, z in enumerate(range(depth.start, depth.stop)):
-                path, frame = self.frames[z]
-                try:
-                    plane = self._decode(path, frame)[:, y, x]
-                except Exception as error:  # pydicom raises whatever a value runs into
-                    reason = " ".join(str(error).split())
-                    raise PermanentReadError(f"cannot read {path}: {reason}") from error
-                if self.scalings:
-                    slope, intercept = self.scalings[z]
-                    plane = plane.astype(np.float32) * np.float32(slope) + np.float32(intercept)
-                out[:, k] = plane
+
+            def read_file(numbers: Sequence[int]) -> None:
+                file = self.frames[numbers[0]][0]
+                stream = self._open_file(file, counts[file])
+                for z in numbers:
+                    plane = self._decode(file, stream, self.frames[z][1])[:, y, x]
+                    if self.scalings:
+                        slope, intercept = self.scalings[z]
+                        plane = plane.astype(np.float32) * np.float32(slope)
+                        plane += np.float32(intercept)
+                    out[:, z - depth.start] = plane
+
+            planes = range(depth.start, depth.stop)
+            tasks = [list(run) for _, run in groupby(planes, lambda z: self.frames[z][0])]
+            with ThreadPoolExecutor(at_a_time) as executor:
+                for _ in executor.map(read_file, tasks):
+                    pass  # raises what was raised there
             return out
 
         return read
 
-    def _decode(self, path: str, frame: int) -> Voxels:
-        """Decode one frame of a file: (channels, y, x)."""
+    def _open_file(self, file: StoredFile, frames: int) -> str | BinaryIO:
+        """What pydicom takes: of an object store, a file of one slice is read whole, at once."""
+        if not isinstance(file, RemoteFile):
+            return file
+        if frames > 1:
+            return file.open()
+        stored = np.dtype(self.stored_dtype).itemsize * self.info.channels
+        most = 2 * stored * math.prod(self.info.bounds.shape[1:]) + _HEADER_BYTES
+        return io.BytesIO(file.read_whole(most))
+
+    def _decode(self, file: StoredFile, stream: str | BinaryIO, frame: int) -> Voxels:
+        """Decode one frame of a file: (channels, y, x).
+
+        Raises:
+            PermanentReadError: it is damaged.
+        """
         pydicom = import_library("pydicom.pixels", "DICOM", INSTRUMENTS)
-        array = pydicom.pixel_array(path, index=frame)
-        if array.dtype.newbyteorder("=").name != self.stored_dtype:
-            raise ValueError(f"it holds {array.dtype}, expected {self.stored_dtype}")
-        plane: Voxels = np.moveaxis(array, -1, 0) if self.info.channels > 1 else array[np.newaxis]
-        expected = (self.info.channels, *self.info.bounds.shape[1:])
-        if plane.shape != expected:
-            raise ValueError(f"it has the shape {plane.shape}, expected {expected}")
+        try:
+            array = pydicom.pixel_array(stream, index=frame)
+            if array.dtype.newbyteorder("=").name != self.stored_dtype:
+                raise ValueError(f"it holds {array.dtype}, expected {self.stored_dtype}")
+            has_channels = self.info.channels > 1
+            plane: Voxels = np.moveaxis(array, -1, 0) if has_channels else array[np.newaxis]
+            expected = (self.info.channels, *self.info.bounds.shape[1:])
+            if plane.shape != expected:
+                raise ValueError(f"it has the shape {plane.shape}, expected {expected}")
+        except BeamInferenceError:
+            raise
+        except Exception as error:  # pydicom raises whatever a value runs into
+            reason = " ".join(str(error).split())
+            raise PermanentReadError(f"cannot read {file}: {reason}") from error
         return plane
 
 
-def dicom_series(pattern: str, name: str | None) -> DicomSeries:
+def dicom_series(pattern: str, name: str | None, storage: Storage = LOCAL) -> DicomSeries:
     """A series of a folder, a glob or a file; the headers of all files are read.
 
     Args:
-        pattern: path of a folder or a file, or a glob.
+        pattern: path of a folder or a file, or a glob; URL of a file, a glob, a range or a list.
         name: identifier or number of the series; None if there is one alone.
+        storage: how object stores are reached.
 
     Raises:
         VolumeError: there is none, or its slices do not make a volume.
         ConfigError: pydicom is not installed.
     """
     import_library("pydicom", "DICOM", INSTRUMENTS)
-    headers = [each for path in _paths(pattern) for each in _read_header(path)]
+    files = _remote_files(pattern, storage) if is_url(pattern) else _paths(pattern)
+    at_a_time = _FILES_AT_A_TIME if is_url(pattern) else 1
+    with ThreadPoolExecutor(at_a_time) as executor:
+        headers = [each for found in executor.map(_read_header, files) for each in found]
     if not headers:
         raise VolumeError(f"{pattern} holds DICOM files, but no pictures")
     return _make_series(pattern, _choose_series(pattern, headers, name))
@@ -155,19 +223,33 @@ def dicom_series(pattern: str, name: str | None) -> DicomSeries:
 
 def is_dicom_folder(folder: Path) -> bool:
     """Whether the files of a folder are DICOM's, by their names or the first one's content."""
-    files = sorted(each for each in folder.iterdir() if each.is_file())
-    if any(each.suffix.lower() == ".dcm" for each in files):
+    return holds_dicom(sorted(str(each) for each in folder.iterdir() if each.is_file()), LOCAL)
+
+
+def holds_dicom(paths: Sequence[str], storage: Storage) -> bool:
+    """Whether files are DICOM's, by their names or the content of the first without a suffix.
+
+    Args:
+        paths: paths of files, or URLs.
+        storage: how object stores are reached.
+    """
+    suffixes = [Path(path).suffix.lower() for path in paths]
+    if ".dcm" in suffixes:
         return True
-    plain = [each for each in files if each.suffix == "" or each.suffix[1:].isdecimal()]
-    return bool(plain) and _is_dicom(plain[0])
+    plain = [
+        path
+        for path, suffix in zip(paths, suffixes, strict=True)
+        if suffix == "" or suffix[1:].isdecimal()
+    ]
+    return bool(plain) and all(map(_is_dicom, find_files(plain[:1], storage)))
 
 
-def _is_dicom(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
+def _is_dicom(file: StoredFile) -> bool:
+    with open_stream(file) as stream:
+        return stream.read(132)[128:] == b"DICM"
 
 
-def _paths(pattern: str) -> list[str]:
+def _paths(pattern: str) -> list[StoredFile]:
     path = Path(pattern)
     if path.is_file():
         return [pattern]
@@ -175,38 +257,58 @@ def _paths(pattern: str) -> list[str]:
     paths = sorted(
         str(each.absolute())
         for each in found
-        if each.is_file() and each.name != "DICOMDIR" and _is_dicom(each)
+        if each.is_file() and each.name != "DICOMDIR" and _is_dicom(str(each))
     )
     if not paths:
         raise VolumeError(f"{pattern} holds no DICOM files")
-    return paths
+    return list(paths)
 
 
-def _read_header(path: str) -> list[_Slice]:
+def _remote_files(url: str, storage: Storage) -> list[StoredFile]:
+    """The DICOM files that a URL names; other files are left out, but for those of a range."""
+    if not names_files(url):
+        return find_files([url], storage)
+    urls = [each for each in list_remote_files(url, storage) if not each.endswith("/DICOMDIR")]
+    files = find_files(urls, storage)
+    with ThreadPoolExecutor(_FILES_AT_A_TIME) as executor:
+        are_dicom = list(executor.map(_is_dicom, files))
+    if is_range(url) and not all(are_dicom):
+        raise VolumeError(f"{files[are_dicom.index(False)]} is no DICOM file")
+    found = [file for file, is_dicom in zip(files, are_dicom, strict=True) if is_dicom]
+    if not found:
+        raise VolumeError(f"{url} names no DICOM files")
+    return found
+
+
+def _read_header(file: StoredFile) -> list[_Slice]:
     """The slices of a file; none where it holds no picture, but a report or the like."""
     pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
-    with header_errors(f"{path} cannot be read as DICOM"):
-        syntax = pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")
-        if syntax == _DEFLATED:
+    with header_errors(f"{file} cannot be read as DICOM"), open_stream(file) as stream:
+        pydicom.filereader.read_preamble(stream, force=False)
+        meta = pydicom.filereader.read_dataset(
+            stream, False, True, stop_when=lambda tag, _, __: tag >= _BEHIND_META
+        )
+        if meta.get("TransferSyntaxUID", "") == _DEFLATED:
             raise VolumeError(
-                f"{path} is compressed as a whole, which is not unpacked here. Save it with "
+                f"{file} is compressed as a whole, which is not unpacked here. Save it with "
                 "another transfer syntax, such as with dcmconv +te of DCMTK."
             )
-        header = pydicom.dcmread(path, stop_before_pixels=True)
-        return _describe(path, header) if "Rows" in header else []
+        stream.seek(0)
+        header = pydicom.dcmread(stream, stop_before_pixels=True)
+        return _describe(file, header) if "Rows" in header else []
 
 
-def _describe(path: str, header: Any) -> list[_Slice]:
+def _describe(file: StoredFile, header: Any) -> list[_Slice]:
     count = int(header.get("NumberOfFrames", 1) or 1)
     groups = header.get("PerFrameFunctionalGroupsSequence") or []
     if not 1 <= count <= _MOST_FRAMES or (groups and len(groups) != count):
         raise VolumeError(
-            f"{path} states {count} frames, and describes {len(groups)}: it is damaged. Copy it "
+            f"{file} states {count} frames, and describes {len(groups)}: it is damaged. Copy it "
             "again."
         )
     if header.get("ModalityLUTSequence"):
         raise VolumeError(
-            f"{path} gives its values by a table (Modality LUT), which is not applied here. Save "
+            f"{file} gives its values by a table (Modality LUT), which is not applied here. Save "
             "it with its values, such as with dcmconv of DCMTK or with dcm2niix."
         )
     bits = int(header.BitsAllocated)
@@ -221,14 +323,14 @@ def _describe(path: str, header: Any) -> list[_Slice]:
         int(header.get("SamplesPerPixel", 1)),
         int(header.Rows),
         int(header.Columns),
-        number_dtype(dtype, path),
+        number_dtype(dtype, str(file)),
         str(header.get("PhotometricInterpretation", "")),
     )
-    return [_describe_frame(path, header, frame, count, series, kind) for frame in range(count)]
+    return [_describe_frame(file, header, frame, count, series, kind) for frame in range(count)]
 
 
 def _describe_frame(
-    path: str,
+    file: StoredFile,
     header: Any,
     frame: int,
     count: int,
@@ -241,7 +343,7 @@ def _describe_frame(
 
     def numbers(group: str, key: str, length: int) -> tuple[float, ...] | None:
         groups = (_item(own, group, 0), _item(shared, group, 0), header)
-        return _numbers(path, groups, key, length)
+        return _numbers(file, groups, key, length)
 
     spacing = numbers("PixelMeasuresSequence", "PixelSpacing", 2)
     gap = numbers("PixelMeasuresSequence", "SpacingBetweenSlices", 1) or numbers(
@@ -257,11 +359,11 @@ def _describe_frame(
     (intercept,) = numbers("PixelValueTransformationSequence", "RescaleIntercept", 1) or (0.0,)
     if slope == 0 or max(abs(slope), abs(intercept)) > _LARGEST_SCALE:
         raise VolumeError(
-            f"{path} states the slope {slope:g} and the intercept {intercept:g} of its values, "
+            f"{file} states the slope {slope:g} and the intercept {intercept:g} of its values, "
             "which are no scale: it is damaged. Copy or save it again."
         )
     return _Slice(
-        path=path,
+        file=file,
         frame=frame,
         series=series,
         kind=kind,
@@ -309,7 +411,9 @@ def _item(header: Any, key: str, number: int) -> Any:
     return sequence[number] if sequence else None
 
 
-def _numbers(path: str, groups: Sequence[Any], key: str, count: int) -> tuple[float, ...] | None:
+def _numbers(
+    file: StoredFile, groups: Sequence[Any], key: str, count: int
+) -> tuple[float, ...] | None:
     """Numbers of the first of several groups that states them; None where none does.
 
     Raises:
@@ -320,7 +424,7 @@ def _numbers(path: str, groups: Sequence[Any], key: str, count: int) -> tuple[fl
         if value is not None and value != "":
             numbers = tuple(float(each) for each in (value if count > 1 else [value]))
             if not np.isfinite(numbers).all():
-                raise VolumeError(f"{path} states the {key} {numbers}: it is damaged")
+                raise VolumeError(f"{file} states the {key} {numbers}: it is damaged")
             return numbers if len(numbers) == count else None
     return None
 
@@ -382,7 +486,7 @@ def _make_series(pattern: str, slices: Sequence[_Slice]) -> DicomSeries:
         (*placement.notes, *notes),
     )
     check_block_memory(pattern, grain, info.itemsize)
-    frames = tuple((each.path, each.frame) for each in ordered)
+    frames = tuple((each.file, each.frame) for each in ordered)
     source = DicomSeries(
         frames=frames,
         files_hash=_hash_of_files(frames),
@@ -431,7 +535,7 @@ def _value_notes(meaning: str) -> tuple[str, ...]:
 
 
 def _name(each: _Slice) -> str:
-    name = Path(each.path).name
+    name = Path(str(each.file)).name
     return f"frame {each.frame} of {name}" if each.frame else name
 
 
@@ -551,9 +655,6 @@ def _depth(slices: Sequence[_Slice]) -> float | None:
     return float(np.median(np.diff(away @ normal)))
 
 
-def _hash_of_files(frames: Sequence[tuple[str, int]]) -> str:
-    lines = []
-    for path in dict.fromkeys(path for path, _ in frames):
-        status = Path(path).stat()
-        lines.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+def _hash_of_files(frames: Sequence[tuple[StoredFile, int]]) -> str:
+    lines = map(content_line, dict.fromkeys(file for file, _ in frames))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from beam_inference.config.fields import Json
-from beam_inference.config.storage import Storage
+from beam_inference.config.storage import Storage, check_url
 from beam_inference.conversion.czi import czi_source
-from beam_inference.conversion.dicom import dicom_series, is_dicom_folder
+from beam_inference.conversion.dicom import dicom_series, holds_dicom, is_dicom_folder
 from beam_inference.conversion.fetched_source import fetched_source, launch_errors
 from beam_inference.conversion.hdf5 import hdf5_source
 from beam_inference.conversion.ims import ims_source
@@ -24,7 +24,7 @@ from beam_inference.conversion.npy import npy_source, npz_source
 from beam_inference.conversion.nrrd import nrrd_source
 from beam_inference.conversion.protocol import Read, Source, SourceInfo
 from beam_inference.conversion.raw_array import RawSource, remote_grain
-from beam_inference.conversion.stacks import has_slices, slice_stack
+from beam_inference.conversion.stacks import is_slice, slice_stack
 from beam_inference.conversion.stored_files import StoredFile, is_url
 from beam_inference.conversion.tiff import TiffPages, tiff_source
 from beam_inference.errors import ConfigError, VolumeError
@@ -32,7 +32,8 @@ from beam_inference.geometry import zyx
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import local_folder
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.remote_files import RemoteFile, find_remote_file, is_glob
+from beam_inference.volumes.remote_files import RemoteFile, find_remote_file
+from beam_inference.volumes.remote_names import HOW_TO_NAME, list_remote_files, names_files
 
 _WITHOUT_DATASETS: dict[str, Callable[[StoredFile], RawSource]] = {
     ".npy": npy_source,
@@ -180,22 +181,40 @@ def _remote_source(url: str, dataset: str | None, scale: int, storage: Storage) 
     """The source in an object store, or on a web server."""
     url, dataset_in_url = split_dataset(url)
     dataset = dataset or dataset_in_url
+    check_url(url)
     suffix = _suffix(url)
-    if suffix == ".dcm" and is_glob(url):
-        raise ConfigError(
-            f"{url}: DICOM series are read from this machine's disks only. Copy it here first."
-        )
-    if is_glob(url) or suffix in _SLICES:
-        _check_choice(url, suffix, dataset, scale)
-        return slice_stack(url, storage)
+    if names_files(url):
+        return _files_source(url, dataset, scale, storage)
     if suffix is not None:
         _check_choice(url, suffix, dataset, scale)
+        if suffix in _SLICES:
+            return slice_stack(url, storage)
+        if suffix == ".dcm":
+            return dicom_series(url, dataset, storage)
         return _remote_file_source(find_remote_file(url, storage), suffix, dataset, scale)
-    is_folder = dataset is None and not re.match("https?://", url)
-    if is_folder and volume_at(url, storage) is None and has_slices(url, storage):
-        _check_choice(url, suffix, dataset, scale)
-        return slice_stack(url, storage)
+    if dataset is None and volume_at(url, storage) is None:
+        if re.match("https?://", url):
+            raise VolumeError(f"there is no volume at {url}. If files lie there: {HOW_TO_NAME}")
+        pattern = f"{url.rstrip('/')}/*"
+        if _kind_of_files(list_remote_files(pattern, storage), storage) is not None:
+            return _files_source(pattern, dataset, scale, storage)
     return tensorstore_volume(_inside(url, dataset), scale, storage)
+
+
+def _files_source(url: str, dataset: str | None, scale: int, storage: Storage) -> Source:
+    """The volume in several files: a series of DICOM, or slices."""
+    kind = _kind_of_files(list_remote_files(url, storage), storage)
+    _check_choice(url, kind, dataset, scale)
+    return dicom_series(url, dataset, storage) if kind == ".dcm" else slice_stack(url, storage)
+
+
+def _kind_of_files(urls: Sequence[str], storage: Storage) -> str | None:
+    """The suffix of DICOM or of slices, whichever some files are; None if of neither."""
+    if not any(_suffix(url) == ".dcm" for url in urls):
+        slices = [url for url in urls if is_slice(url)]
+        if slices:
+            return _suffix(slices[0])
+    return ".dcm" if holds_dicom(urls, storage) else None
 
 
 def _remote_file_source(file: RemoteFile, suffix: str, dataset: str | None, scale: int) -> Source:

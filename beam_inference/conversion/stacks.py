@@ -1,4 +1,7 @@
-"""Stacks of slices: a folder or a glob of picture files, one z each, in natural order of names."""
+"""Stacks of slices: a folder or a glob of picture files, one z each, in natural order of names.
+
+In object stores and on web servers, a range of numbers or a list may name them.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,19 @@ from beam_inference.conversion.protocol import (
     SourceInfo,
     Voxels,
 )
-from beam_inference.conversion.stored_files import StoredFile, is_url
+from beam_inference.conversion.stored_files import (
+    StoredFile,
+    content_line,
+    find_files,
+    is_url,
+)
 from beam_inference.conversion.tiff import read_tiff_slice, read_tiff_slice_header
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.block_memory import check_block_memory
 from beam_inference.volumes.kvstores import LOCAL
-from beam_inference.volumes.remote_files import (
-    RemoteFile,
-    find_remote_file,
-    is_glob,
-    list_remote_files,
-)
+from beam_inference.volumes.remote_files import find_remote_file
+from beam_inference.volumes.remote_names import list_remote_files, names_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ class SliceStack:
     """A stack of files; their names are listed anew when it is opened, and must be the same.
 
     Attributes:
-        pattern: a glob of the files, and perhaps of others that are no slices.
+        pattern: a glob of the files, and perhaps of others that are no slices; of a store also a
+            range of their numbers, or the URL of a list.
         names_hash: hash of the files' names, in order.
         files_hash: hash of the files' names, sizes and times; in object stores, of their names
             and generations.
@@ -134,7 +139,7 @@ def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
     """The slices of a folder or a glob; the headers of all of them are read.
 
     Args:
-        pattern: path of a folder, glob, or URL of either.
+        pattern: path of a folder, glob, or URL of either, of a range or of a list.
         storage: how object stores are reached.
 
     Raises:
@@ -143,7 +148,7 @@ def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
     """
     is_remote = is_url(pattern)
     if is_remote:
-        is_folder = not is_glob(pattern) and _suffix(pattern) not in _FORMATS
+        is_folder = not names_files(pattern) and _suffix(pattern) not in _FORMATS
         pattern = f"{pattern.rstrip('/')}/*" if is_folder else pattern
     else:
         pattern = str(Path(pattern).absolute())
@@ -160,7 +165,7 @@ def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
             f"{pattern} matches slices of several kinds: {', '.join(sorted(suffixes))}. Give a "
             f"glob: '*{min(suffixes)}'"
         )
-    files = _find_files(paths, storage)
+    files = find_files(paths, storage)
     header = _common_header(files)
     if is_remote:  # slices are fetched whole
         header = replace(header, grain=(1, header.height, header.width))
@@ -174,28 +179,12 @@ def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
         header.grain,
         numbering_notes([Path(path).name for path in paths]) + header.notes,
     )
-    return SliceStack(pattern, _hash(paths), _hash(map(_content_line, files)), info, storage)
+    return SliceStack(pattern, _hash(paths), _hash(map(content_line, files)), info, storage)
 
 
-def has_slices(url: str, storage: Storage) -> bool:
-    """Whether slices lie in the folder of an object store. Raises VolumeError."""
-    return bool(_paths(f"{url.rstrip('/')}/*", storage))
-
-
-def _find_files(paths: Sequence[str], storage: Storage) -> list[StoredFile]:
-    """The files at paths or URLs."""
-    if not is_url(paths[0]):
-        return list(paths)
-    with ThreadPoolExecutor(_HEADERS_AT_A_TIME) as executor:
-        return list(executor.map(lambda url: find_remote_file(url, storage), paths))
-
-
-def _content_line(file: StoredFile) -> str:
-    """What of a file changes with its content, as a line of text."""
-    if isinstance(file, RemoteFile):
-        return f"{file.url} {file.generation}"
-    status = Path(file).stat()
-    return f"{file} {status.st_size} {status.st_mtime_ns}"
+def is_slice(path: str) -> bool:
+    """Whether a file is a slice, by its name."""
+    return _suffix(path) in _FORMATS
 
 
 def _suffix(path: str) -> str:
@@ -212,12 +201,11 @@ def _paths(pattern: str, storage: Storage) -> list[str]:
     Raises:
         VolumeError: something with the name of a slice is no file: the slice would be left out.
     """
-    if is_url(pattern) and not is_glob(pattern):
+    if is_url(pattern) and not names_files(pattern):
         return [pattern]
     if is_url(pattern):
-        urls = list_remote_files(pattern, storage)
-        return sorted((url for url in urls if _suffix(url) in _FORMATS), key=natural_key)
-    paths = [path for path in glob.iglob(pattern) if _suffix(path) in _FORMATS]
+        return sorted(filter(is_slice, list_remote_files(pattern, storage)), key=natural_key)
+    paths = list(filter(is_slice, glob.iglob(pattern)))
     for path in paths:
         if not Path(path).is_file():
             raise VolumeError(

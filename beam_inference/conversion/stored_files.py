@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from beam_inference.config.fields import Json
-from beam_inference.volumes.remote_files import BUFFER_BYTES, RemoteFile
+from beam_inference.config.storage import Storage
+from beam_inference.volumes.remote_files import BUFFER_BYTES, RemoteFile, find_remote_file
+
+_FILES_AT_A_TIME = 8
 
 StoredFile: TypeAlias = str | RemoteFile
 """The path of a file of this machine, or a file in an object store; as text, the name of either."""
@@ -40,6 +45,31 @@ def file_identity(file: StoredFile) -> Json:
         "bytes": status.st_size,
         "modified_ns": status.st_mtime_ns,
     }
+
+
+def find_files(paths: Sequence[str], storage: Storage) -> list[StoredFile]:
+    """The files at paths, or at URLs, where each is looked for.
+
+    Args:
+        paths: either, but not both.
+        storage: how object stores are reached.
+
+    Raises:
+        VolumeError: there is none at a URL.
+        WorkerFault, TransientReadError, PermanentReadError: it cannot be read.
+    """
+    if not paths or not is_url(paths[0]):
+        return list(paths)
+    with ThreadPoolExecutor(_FILES_AT_A_TIME) as executor:
+        return list(executor.map(lambda url: find_remote_file(url, storage), paths))
+
+
+def content_line(file: StoredFile) -> str:
+    """What of a file changes with its content, as a line of text."""
+    if isinstance(file, RemoteFile):
+        return f"{file.url} {file.generation}"
+    status = Path(file).stat()
+    return f"{file} {status.st_size} {status.st_mtime_ns}"
 
 
 def suffix_of(file: StoredFile) -> str:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import functools
 import io
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO
-from urllib.parse import quote
 
 import tensorstore as ts
 
@@ -33,7 +30,6 @@ from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
     KvStore,
     one_line,
-    open_kvstore,
     open_with,
     status,
     with_settings,
@@ -58,14 +54,6 @@ _FIRST_PROBE = 2**16
 _LARGEST_FILE = 2**50
 _TAIL_BYTES = 2**18
 """Bytes at the end of a file that are read to count them."""
-
-_UP_TO_WILDCARD = re.compile(
-    r"(https?://[^/]+/[^*]*(?=\*)|(?!https?:)\w+://[^/]+/[^*?\[]*(?=[*?\[]))"
-)
-"""A URL up to its first wildcard, which does not stand in the name of a host or bucket.
-
-What follows ``?`` in a URL of the web is no path.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,53 +185,6 @@ def find_remote_file(url: str, storage: Storage) -> RemoteFile:
     return RemoteFile(url, storage, result.stamp.generation.hex())
 
 
-def list_remote_files(pattern: str, storage: Storage) -> list[str]:
-    """The URLs of the files that a glob gives, whose wildcards stand for no slash.
-
-    Args:
-        pattern: a URL with wildcards in the path below its bucket.
-        storage: how object stores are reached.
-
-    Raises:
-        VolumeError: the store cannot be listed, such as a web server.
-    """
-    if re.match("https?://", pattern):
-        raise VolumeError(
-            f"{pattern}: web servers do not list their files, so that slices are read from gs:// "
-            "and s3:// only. Copy them there, or here."
-        )
-    folder = folder_of_glob(pattern)
-    names = pattern.removeprefix(folder)
-    start = re.split(r"[*?\[]", names, maxsplit=1)[0]
-    keys = KvStore.KeyRange(start, start[:-1] + chr(ord(start[-1]) + 1) if start else "")
-    try:
-        listed = open_kvstore(folder, storage).list(keys).result(timeout=PATIENCE_SECONDS)
-    except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot list {folder}: {one_line(error)}") from None
-    found = (key.decode(errors="replace") for key in listed)
-    # as many slashes as in the pattern: then its wildcards stand for none
-    return [
-        folder + quote(key)
-        for key in sorted(found)
-        if key.count("/") == names.count("/") and fnmatchcase(key, names)
-    ]
-
-
-def folder_of_glob(url: str) -> str:
-    """The URL of the folder that a glob begins in, with a slash at its end.
-
-    >>> folder_of_glob("gs://bucket/em/s*/a.png"), folder_of_glob("gs://bucket/em/a.png")
-    ('gs://bucket/em/', 'gs://bucket/em/')
-    """
-    found = _UP_TO_WILDCARD.match(url)
-    return (url if found is None else found[1]).rpartition("/")[0] + "/"
-
-
-def is_glob(url: str) -> bool:
-    """Whether a URL has wildcards."""
-    return _UP_TO_WILDCARD.match(url) is not None
-
-
 @functools.lru_cache(maxsize=16)
 def _open(url: str, storage: Storage) -> KvStore:
     """The store of one file alone, whose key is empty: the whole URL is decoded, as it should be.
@@ -291,6 +232,10 @@ class _Stream(io.RawIOBase):
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
         self._position = 0
+
+    @property
+    def name(self) -> str:
+        return self._file.url
 
     def readable(self) -> bool:
         return True

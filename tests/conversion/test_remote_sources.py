@@ -18,7 +18,7 @@ from foreign_files import mrc_bytes, nifti_bytes, nrrd_bytes
 from helpers import read_volume
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instrument_files import write_ims
+from instrument_files import write_dicom, write_ims
 from PIL import Image
 from source_volumes import assert_holds, random_array
 
@@ -170,8 +170,6 @@ def test_files_that_are_damaged_or_cut_off_are_refused():
     for wrong in ({"dataset": "x"}, {"scale": 1}):
         with pytest.raises(ConfigError, match="has no"):
             source_of(f"{put({'a.npy': FILES['a.npy']})}/a.npy", **wrong)
-    with pytest.raises(ConfigError, match="DICOM series are read from this machine's disks only"):
-        source_of("gs://bucket/series/*.dcm")
 
 
 def test_a_file_that_is_replaced_meanwhile_is_not_mixed():
@@ -288,12 +286,135 @@ def test_slices_in_a_store_are_checked_as_those_here():
         source.open()(source.info.bounds)
 
 
+def on_the_web(files):
+    """A web server of files in the folder "em"."""
+    return WebFiles({f"/em/{name}": content for name, content in files.items()})
+
+
+@pytest.mark.parametrize("kind", ["png", "tiff"])
+def test_slices_on_a_web_server_are_named_by_a_range_or_a_list(kind):
+    array = random_array("uint16", (12, 20, 30))
+    files = slices_of(array, kind, "s{:03d}")
+    names = "\n".join(["names.txt", *sorted(files)]).encode()  # as ls lists them
+    with on_the_web(files | {"names.txt": names}) as web:
+        for name in (f"s{{000..011}}.{kind}", "names.txt"):
+            source = source_of(f"{web.url}/em/{name}")
+            assert_holds(source, array)
+            assert source.info.notes == ()
+        part = source_of(f"{web.url}/em/s{{005..007}}.{kind}")
+        web.answers.clear()
+        part.open()(part.info.bounds)
+        assert set(web.answers) == {f"/em/s{z:03d}.{kind}" for z in (5, 6, 7)}
+
+
+def test_slices_that_are_not_there_are_refused_or_told():
+    array = random_array("uint8", (9, 20, 30))
+    files = slices_of(array, "png")
+    del files["s4.png"]
+    with on_the_web(files | {"names.txt": "\n".join(files).encode()}) as web:
+        with pytest.raises(VolumeError, match=r"there is nothing at .*/em/s4\.png"):
+            source_of(f"{web.url}/em/s{{0..8}}.png")
+        source = source_of(f"{web.url}/em/names.txt")
+        assert "slices are missing, and those behind them move up: 4" in source.info.notes[0]
+        for name in ("*.png", "", "s"):
+            with pytest.raises(VolumeError, match="Web servers do not list their files"):
+                source_of(f"{web.url}/em/{name}")
+        with pytest.raises(VolumeError, match=r"there is nothing at .*/em/s0$"):
+            source_of(f"{web.url}/em/s{{0..3}}")
+        with pytest.raises(ConfigError, match="has no datasets"):
+            source_of(f"{web.url}/em/names.txt", dataset="x")
+
+
+def test_a_list_that_is_changed_is_noticed():
+    array = random_array("uint8", (3, 20, 30))
+    files = slices_of(array, "png")
+    folder = put(files | {"names.txt": "\n".join(files).encode()})
+    source = source_of(f"{folder}/names.txt")
+    open_kvstore(folder).write("names.txt", b"s0.png\ns1.png").result()
+    with pytest.raises(WorkerFault, match="not those that were there at the launch"):
+        source.open()
+
+
+def dicom_files(folder, array, **options):
+    written = write_dicom(folder, array, **options)
+    return {path.name: path.read_bytes() for path in sorted(written.iterdir())}
+
+
+def test_series_of_dicom_in_stores_and_on_web_servers(tmp_path):
+    array = random_array("uint16", (6, 20, 30))
+    files = dicom_files(tmp_path / "ct", array, intercept=-7)
+    plain = {f"IM{n}": content for n, content in enumerate(files.values())}
+    names = "\n".join(files).encode()
+    here = find_source(str(tmp_path / "ct"), None, 0, LOCAL)
+    folder = put(files | {"notes.txt": b"no picture", "DICOMDIR": b"x"})
+    other = put(plain)
+    with on_the_web(files | plain | {"names.txt": names}) as web:
+        for url in (
+            f"{web.url}/em/names.txt",
+            f"{web.url}/em/IM{{0..5}}",
+            folder,
+            f"{folder}/*.dcm",
+            other,
+            f"{other}/IM?",
+        ):
+            source = source_of(url)
+            assert source.info == here.info
+            assert_holds(source, array.astype(np.float32) - 7, (2e6, 5e5, 5e5))
+
+
+def test_a_slice_of_dicom_that_is_replaced_or_damaged_is_noticed(tmp_path):
+    files = dicom_files(tmp_path / "ct", random_array("uint8", (4, 20, 30)))
+    folder = put(files)
+    source = source_of(folder)
+    name = next(iter(files))
+    open_kvstore(folder).write(name, files[name] + b"x").result()
+    with pytest.raises(WorkerFault, match=f"{name} was changed since"):
+        source.open()(source.info.bounds)
+    assert source_of(folder).identity != source.identity
+    last = "1_024.dcm"  # whose place is that of the highest number
+    cut = put(files | {last: files[last][:-300]})
+    read = source_of(cut).open()
+    with pytest.raises(PermanentReadError, match=f"cannot read {cut}/{last}"):
+        read(source.info.bounds)
+    nonsense = put({name: b"nonsense" * 40})
+    with pytest.raises(VolumeError, match=f"{nonsense}/{name} cannot be read as DICOM"):
+        source_of(f"{nonsense}/{name}")
+    with pytest.raises(VolumeError, match="is no DICOM file"):
+        source_of(f"{put({'IM0.dcm': files[name], 'IM1.dcm': bytes(200)})}/IM{{0..1}}.dcm")
+
+
+def test_a_file_of_many_frames_is_read_in_parts(tmp_path):
+    array = random_array("uint16", (20, 200, 300))
+    content = multiframe_dicom(tmp_path, array)
+    with on_the_web({"a.dcm": content}) as web:
+        source = source_of(f"{web.url}/em/a.dcm")
+        web.sent.clear()
+        part = BoundingBox((3, 0, 0), (6, 200, 300))
+        np.testing.assert_array_equal(source.open()(part)[0], array[3:6])
+        assert web.sent["/em/a.dcm"] < len(content) / 2
+        assert_holds(source, array, (2e6, 5e5, 5e5))
+
+
+def multiframe_dicom(folder, array):
+    """A file of many frames without positions."""
+    import pydicom
+
+    path = next(iter(sorted(write_dicom(folder / "one", array[:1]).iterdir())))
+    data = pydicom.dcmread(path)
+    data.NumberOfFrames = len(array)
+    data.PixelData = array.tobytes()
+    del data.ImagePositionPatient
+    data.save_as(path)
+    return path.read_bytes()
+
+
 def test_credentials_in_the_url_of_a_file_are_not_repeated(tmp_path, capsys):
-    url = "https://host/a.npy?token=planted"
-    assert main(["convert", url, str(tmp_path / "out"), "--voxel-size=8,8,8"]) == 2
-    told = "".join(capsys.readouterr())
-    assert "holds credentials" in told
-    assert "planted" not in told
+    for name in ("a.npy?token=planted", "z{0..3}.png?token=planted", "a.npy?token=planted&x.txt"):
+        url = f"https://host/{name}"
+        assert main(["convert", url, str(tmp_path / "out"), "--voxel-size=8,8,8"]) == 2
+        told = "".join(capsys.readouterr())
+        assert "holds credentials" in told
+        assert "planted" not in told
 
 
 @pytest.mark.slow

@@ -543,6 +543,20 @@ def _parse_chunks(content: bytes, folder: Path) -> object:
     return None
 
 
+def _parse_names(content: bytes, folder: Path) -> object:
+    from urllib.parse import unquote
+
+    from beam_inference.volumes.kvstores import LOCAL
+    from beam_inference.volumes.remote_names import list_remote_files
+
+    (folder / "names.txt").write_bytes(content)
+    for url in list_remote_files(f"file://{folder}/names.txt", LOCAL):
+        place = Path(unquote(url.removeprefix("file://")))
+        if ".." in place.parts or not place.is_relative_to(folder) or place == folder:
+            raise AssertionError(f"{url!a} lies outside of the list's folder")
+    return None
+
+
 def _parse_thresholds(content: bytes, folder: Path) -> object:
     from beam_inference.segmentation.series import read_thresholds
     from beam_inference.volumes.kvstores import LOCAL
@@ -1132,6 +1146,12 @@ PARSERS: Sequence[Parser] = (
         lambda: [b"1\n2\n99\n", *_quarantine_records()],
         _parse_chunks,
         (b'{"chunk": 1, "fingerprint": "f"}', b"1e999", b"true"),
+    ),
+    Parser(
+        "names.txt",
+        _fixed(b"names.txt\nz000.png\nz001.png\n", "\ufeffa b.tif\r\n./c.tif".encode()),
+        _parse_names,
+        (b"../", b"/etc/passwd", b"%2e%2e/", b"http://host/a.png"),
     ),
     Parser("stage-records", _stage_records, _parse_stage_records),
     Parser(

@@ -3,18 +3,13 @@
 import uuid
 
 import pytest
-from fakes.gcs import GcsStandIn
 from fakes.web_files import WebFiles
 
-from beam_inference.config.storage import Storage
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.volumes.kvstores import LOCAL, open_kvstore
 from beam_inference.volumes.remote_files import (
     BUFFER_BYTES,
     find_remote_file,
-    folder_of_glob,
-    is_glob,
-    list_remote_files,
 )
 
 
@@ -86,23 +81,3 @@ def test_what_cannot_be_read_in_parts_is_refused():
         pytest.raises(VolumeError, match="sends whole files only.*Copy it here first"),
     ):
         find_remote_file(f"{web.url}/a.bin", LOCAL)
-
-
-def test_names_are_decoded_once():
-    with GcsStandIn("data") as gcs:
-        storage = Storage.model_validate({"gcs": {"endpoint": gcs.url}})
-        for name in ("s/a b%.png", "s/c.png", "s/deep/d.png", "t.png"):
-            gcs.put("data", name, name.encode())
-        urls = list_remote_files("gs://data/s/*.png", storage)
-        assert urls == ["gs://data/s/a%20b%25.png", "gs://data/s/c.png"]
-        assert find_remote_file(urls[0], storage).read_whole(100) == b"s/a b%.png"
-        assert list_remote_files("gs://data/*/*/?.png", storage) == ["gs://data/s/deep/d.png"]
-    with pytest.raises(VolumeError, match="web servers do not list their files"):
-        list_remote_files("https://host/*.png", storage)
-
-
-def test_wildcards_stand_in_paths_only():
-    assert is_glob("gs://bucket/s?.png")
-    assert not is_glob("https://host/em?x=1")
-    assert not is_glob("http://[::1]:80/em.npy")
-    assert folder_of_glob("s3://bucket/em/s[0-9]/a.png") == "s3://bucket/em/"
