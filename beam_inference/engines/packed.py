@@ -21,8 +21,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from beam_inference.engines.joint_norms import Sets, measure_statistics, normalize_arrays
 from beam_inference.engines.partition.functions import FUNCTIONS
-from beam_inference.engines.partition.mesh import Mesh, add_up
+from beam_inference.engines.partition.mesh import Mesh
 from beam_inference.engines.partition.share import name_of_function
 from beam_inference.errors import ModelContractError
 from beam_inference.residual_unet import (
@@ -51,8 +52,8 @@ class Pack:
     has_gradients: bool = field(default_factory=torch.is_grad_enabled)
 
     def add_up(self, values: Tensor) -> Tensor:
-        """The sum over all processes, through which gradients pass."""
-        return values if self.mesh.size == 1 else add_up(values, self.mesh)
+        """The sum over all processes, in place."""
+        return values if self.mesh.size == 1 else self.mesh.add_up(values)
 
 
 _NO_VALUES = torch.empty(0, device="meta")
@@ -96,6 +97,8 @@ class Packed(Tensor):
                 return _normalize_batch(*args, **named)
             if func is normalize_in_place:
                 return _normalize_batch_in_place(*args, **named)
+            if func is functional.instance_norm and _keeps_statistics(args, named):
+                raise _refusal(packed.pack, _RUNNING)
             if len(packed.arrays) > 1:
                 _check_samplewise(func, args, named, packed.pack)
             results = [
@@ -103,6 +106,16 @@ class Packed(Tensor):
                 for k in range(len(packed.arrays))
             ]
             return _join(results, packed.pack)
+
+
+_RUNNING = "instance_norm with track_running_stats, in training"
+
+
+def _keeps_statistics(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether a call of ``instance_norm`` changes running statistics, which are of all samples."""
+    running = args[1] if len(args) > 1 else named.get("running_mean")
+    uses_input = args[5] if len(args) > 5 else named.get("use_input_stats", True)
+    return running is not None and bool(uses_input)
 
 
 def _packs_among(values: Sequence[Any]) -> Iterator[Packed]:
@@ -150,34 +163,13 @@ def _normalize_batch(
             for each in input.arrays
         ]
         return Packed.of(arrays, input.pack)
-    shape = (1, -1, *[1] * (input.arrays[0].ndim - 2))
-    axes = [axis for axis in range(len(shape)) if axis != 1]
-    wide = torch.promote_types(input.arrays[0].dtype, torch.float32)
-    share = input.arrays[0].new_tensor([_voxels(input)], dtype=wide)
-    sums = _add_channels([each.sum(axes, dtype=wide) for each in input.arrays], input.pack)
-    total = input.pack.add_up(torch.cat([sums, share]))
-    count = total[-1].detach()
-    mean = total[:-1] / count
-    centred = [each - mean.view(shape) for each in input.arrays]
-    squares = _add_channels([each.square().sum(axes) for each in centred], input.pack)
-    variance = input.pack.add_up(squares) / count
+    sets = Sets(1, input.pack.add_up, input.pack.counts)
+    found = measure_statistics(input.arrays, sets)
     if running_mean is not None and running_var is not None:
-        update_running(running_mean, running_var, mean, variance, count, momentum)
-    scale = (variance + eps).rsqrt()
-    scale = (scale if weight is None else scale * weight).view(shape)
-    normal = [each * scale if bias is None else each * scale + bias.view(shape) for each in centred]
-    return Packed.of([each.to(input.arrays[0].dtype) for each in normal], input.pack)
-
-
-def _voxels(packed: Packed) -> float:
-    """How many values of each channel count."""
-    return float(sum(each.numel() // each.shape[1] for each in packed.arrays) * packed.pack.counts)
-
-
-def _add_channels(sums: Sequence[Tensor], pack: Pack) -> Tensor:
-    """The sum over arrays of what is known of each channel; zeros if the arrays do not count."""
-    total = torch.stack([*sums]).sum(0)
-    return total if pack.counts else total * 0
+        count = found.count
+        update_running(running_mean, running_var, found.mean, found.variance, count, momentum)
+    normal = normalize_arrays(input.arrays, found, weight, bias, eps, sets)
+    return Packed.of(normal, input.pack)
 
 
 def _normalize_batch_in_place(
@@ -382,5 +374,10 @@ class _RefuseStatistics(TorchFunctionMode):
             raise ModelContractError(
                 "the network calls batch_norm with training=True, whose statistics are of the "
                 "whole batch; expected a module for it, such as torch.nn.BatchNorm3d"
+            )
+        if func is functional.instance_norm and _keeps_statistics(args, named):
+            raise ModelContractError(
+                f"the network calls {_RUNNING}: of patches of several shapes, or of several "
+                "processes, these would be of some samples alone. Set track_running_stats to False."
             )
         return func(*args, **named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beam_inference.arrays import AnyArray
+from beam_inference.foreign_text import describe_error
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+_logger = logging.getLogger(__name__)
 
 EVENTS = "tensorboard"
 """Folder of the events, in a training's output."""
@@ -71,9 +75,18 @@ def open_events(output: Path, step: int, is_writing: bool) -> Iterator[Events]:
     if not is_writing or find_spec("tensorboard") is None:
         yield Events(None)
         return
-    from torch.utils.tensorboard import SummaryWriter
+    try:
+        from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(output / EVENTS), purge_step=step + 1)
+        writer = SummaryWriter(str(output / EVENTS), purge_step=step + 1)
+    except Exception as error:  # TensorBoard's own, and those of what it imports
+        _logger.warning(
+            "TensorBoard is installed, but cannot be used (%s): this training writes no events "
+            "for it. Losses are in metrics.json all the same.",
+            describe_error(error),
+        )
+        yield Events(None)
+        return
     try:
         yield Events(writer)
     finally:

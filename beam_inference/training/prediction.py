@@ -96,7 +96,7 @@ def predict(
         ModelContractError: the network fails, or returns no tensor.
         ConfigError: it returns another shape.
     """
-    with _explained([each.shape for each in images]):
+    with explain_network([each.shape for each in images]):
         answers = network([each.to(device, non_blocking=True) for each in images], counts)
     predictions = []
     for answer, patch in zip(answers, patch_shapes, strict=True):
@@ -135,15 +135,24 @@ def predict_part(
         ConfigError: it returns another shape.
     """
     own = own_part(image, mesh).to(device, non_blocking=True)
-    with _explained([image.shape]):
+    with explain_network([image.shape]):
         part = run_divided(network, own, image.shape[2:], mesh)
     part = crop(part, _patch_within(part.shape, patch, channels))
     return Prediction(part.values, part)
 
 
 @contextmanager
-def _explained(shapes: Sequence[Sequence[int]]) -> Iterator[None]:
-    """Turn the errors of a network into errors of ours, with the shapes of its images."""
+def explain_network(shapes: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Turn the errors of a network, forwards or backwards, into errors of ours.
+
+    Args:
+        shapes: of its images, (N, C, Z, Y, X).
+
+    Raises:
+        DeviceOutOfMemory: the device has too little memory for it.
+        ModelContractError: the network fails.
+        LostRank: another rank has ended.
+    """
     told = " and ".join(str(list(each)) for each in shapes)
     try:
         with lost_ranks_told():
@@ -154,6 +163,12 @@ def _explained(shapes: Sequence[Sequence[int]]) -> Iterator[None]:
             "make batch_size or patch_shape smaller, or take more ranks"
         ) from None
     except (RuntimeError, TypeError, ValueError) as error:
+        if "modified by an inplace operation" in str(error):
+            raise ModelContractError(
+                "the network changes in place what its gradients need, as where what stands "
+                "before a batch normalisation in place is used a second time: "
+                f"{describe_error(error)}. Let the layer work on a copy, or normalise out of place."
+            ) from None
         raise ModelContractError(
             f"the network failed on an image of shape {told}: "
             f"{describe_error(error)}. Check that patch_shape, with network.crop_margin, is one "

@@ -61,6 +61,13 @@ class Ranks:
             distributed.all_reduce(total)
         return total
 
+    def gather(self, value: int) -> list[int]:
+        """The values of all ranks, in their order; all must call this."""
+        values = [value] * self.count
+        if self.count > 1:
+            distributed.all_gather_object(values, value)
+        return values
+
     def add_up_patch(self, values: Tensor) -> Tensor:
         """The sum over the ranks that share a patch, through which gradients pass."""
         return values if self.mesh is None else add_up(values, self.mesh)

@@ -41,7 +41,13 @@ from beam_inference.models.weights import load_checkpoint
 from beam_inference.training.config import TrainingConfig
 from beam_inference.training.events import Events, open_events
 from beam_inference.training.losses import Answers, compute_loss
-from beam_inference.training.prediction import PackedNetwork, Prediction, predict, predict_part
+from beam_inference.training.prediction import (
+    PackedNetwork,
+    Prediction,
+    explain_network,
+    predict,
+    predict_part,
+)
 from beam_inference.training.ranks import Ranks, join_ranks, lost_ranks_told
 from beam_inference.training.results import NETWORK_FILE, write_network_file, write_results
 from beam_inference.training.samples import Batch, SampleStream
@@ -197,6 +203,7 @@ class _Trainer:
     def run(self) -> TrainingOutcome:
         """Take the steps that are left, and write the results."""
         self._resume()
+        self._check_all_resumed()
         self._try_shapes()
         first = self._step
         waited = 0.0
@@ -215,6 +222,20 @@ class _Trainer:
         if is_first:
             write_results(self._config, self._trained, asdict(self._metrics), example)
         return TrainingOutcome(self._folder, self._metrics, self._step - first, waited / seconds)
+
+    def _check_all_resumed(self) -> None:
+        """Compare from which step on each rank trains. All ranks must take part.
+
+        Raises:
+            ConfigError: they differ, as where each machine has a folder of its own.
+        """
+        steps = self._ranks.gather(self._step)
+        if len(set(steps)) > 1:
+            raise ConfigError(
+                f"ranks would go on from unlike steps, {steps}, and mix their weights: not all of "
+                f"them find the same {self._folder / CHECKPOINT}. output must be one folder that "
+                "all machines share."
+            )
 
     def _try_shapes(self) -> None:
         """Run the network on all shapes of patches at once, so that a refusal comes first.
@@ -287,6 +308,11 @@ class _Trainer:
             path = f"{self._folder / NETWORK_FILE}:network"
         if self._ranks.count > 1:
             torch.distributed.barrier()  # until the first rank has written it
+        if config.network.path is None and not (self._folder / NETWORK_FILE).exists():
+            raise ConfigError(
+                f"rank {self._ranks.rank} does not find {self._folder / NETWORK_FILE}, which the "
+                "first rank has written: output must be one folder that all machines share"
+            )
         torch.manual_seed(config.seed)
         model = Network(
             path=path,
@@ -355,7 +381,8 @@ class _Trainer:
         self._optimizer.zero_grad()
         part = self._part_of_loss(self._answer(self._parallel, batch))
         # Gradients are averaged over ranks, where the loss is a sum of their parts.
-        self._scaler.scale(part * self._ranks.count).backward()  # type: ignore[no-untyped-call]
+        with explain_network([each["image"].shape for each in batch.groups]):
+            self._scaler.scale(part * self._ranks.count).backward()  # type: ignore[no-untyped-call]
         self._scaler.step(self._optimizer)
         self._scaler.update()
         if self._average is not None:
@@ -456,6 +483,8 @@ class _Trainer:
         try:
             _check_dense(state)
             self._restore(state)
+        except StateError as error:
+            raise StateError(f"{path}: {error}") from None
         except Exception as error:
             raise _damaged(path, error) from None
 

@@ -242,8 +242,13 @@ def _with_channels(array: AnyArray) -> AnyArray:
     """The array (C, Z, Y, X) in the machine's byte order.
 
     Raises:
-        ConfigError: it has other axes, no voxels, or values that are not real numbers.
+        ConfigError: it is no array, has other axes, no voxels, or values that are not real numbers.
     """
+    if isinstance(array, tuple):  # NumPy would take its arrays for channels of one
+        raise ConfigError(
+            f"expected an array, or a list of arrays; found a tuple of {len(array)}: give "
+            "list(arrays)"
+        )
     array = np.asarray(array)
     if array.ndim not in (3, 4) or array.size == 0 or array.dtype.kind not in "iuf":
         raise ConfigError(

@@ -144,6 +144,41 @@ def test_arrays_of_one_shape_are_one_batch(normalization):
         torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
 
 
+def kept_bytes(call):
+    """Bytes of the tensors that are kept for gradients."""
+    storages = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        kept_alive = call()
+    del kept_alive
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_pack_keeps_no_more_than_a_batch(precision):
+    """So a step that was measured with one shape tells what one with several takes."""
+    network = nn.Sequential(nn.Conv3d(1, 8, 3), nn.BatchNorm3d(8), nn.ReLU(), nn.Conv3d(8, 2, 3))
+    arrays = [torch.rand(1, 1, 12, 16, 16), torch.rand(2, 1, 12, 16, 16)]
+    with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        together = kept_bytes(lambda: network(torch.cat(arrays)))
+        packed = kept_bytes(lambda: run_packed(network, arrays, alone()))
+    assert packed <= 1.01 * together
+
+
+@pytest.mark.parametrize("others", [[], [nn.BatchNorm3d(2)]], ids=["alone", "batch norm"])
+def test_running_statistics_of_samples_are_refused(others):
+    norm = nn.InstanceNorm3d(2, track_running_stats=True)
+    network = nn.Sequential(norm, *others).double()
+    with pytest.raises(ModelContractError, match="instance_norm with track_running_stats"):
+        run_packed(network, random_arrays(), alone())
+    run_packed(network.eval(), random_arrays(), alone())
+
+
 class Refused(nn.Module):
     def __init__(self, function):
         super().__init__()

@@ -28,6 +28,7 @@ from beam_inference.training.trainer import CHECKPOINT, TrainingDiverged, train,
 NETWORK = """
 import torch
 from torch import nn
+from beam_inference.residual_unet import InPlaceBatchNorm
 
 def network():
     return nn.Sequential(
@@ -67,6 +68,19 @@ def wrong():
 
 def picky():
     return nn.Conv3d(2, 3, 1)
+
+class Reused(nn.Module):
+    # its exponential needs what its batch normalisation overwrites
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv3d(1, 3, 1)
+        self.norm = InPlaceBatchNorm(3)
+    def forward(self, batch):
+        x = self.inner(batch).exp()
+        return self.norm(x)
+
+def reused():
+    return Reused()
 
 class Several(nn.Module):
     def __init__(self):
@@ -172,6 +186,15 @@ def test_tensorboard_shows_losses_and_planes_also_of_a_training_that_goes_on(
             for each in (io.BytesIO(before), folder / "without" / CHECKPOINT)
         )
     )
+
+
+def test_a_tensorboard_that_cannot_be_used_ends_no_training(
+    folder, one_thread, monkeypatch, caplog
+):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert train(parse_training(values(steps=2), folder)).steps_done == 2
+    assert "TensorBoard is installed, but cannot be used" in caplog.text
+    assert not (folder / "trained" / EVENTS).exists()
 
 
 def test_a_training_leaves_a_job_that_plan_accepts(folder, one_thread, capsys):
@@ -328,6 +351,44 @@ def test_ranks_with_unequal_shares_give_one_ranks_weights(folder, network, batch
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_that_do_not_share_a_folder_are_told(folder):
+    """As machines without a folder in common: each process stands in one of its own."""
+    for rank in "01":
+        (folder / rank).mkdir()
+    keys = values(steps=2, batch_size=2)
+    (folder / "training.yaml").write_text(yaml.safe_dump(keys | {"output": "PLACE/trained"}))
+    (folder / "train.py").write_text(APART)
+    run = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", folder / "train.py"]
+
+    def launch():
+        done = subprocess.run([sys.executable, "-m", *run, folder], capture_output=True, text=True)
+        assert done.returncode
+        return done.stderr
+
+    assert "rank 1 does not find" in launch()
+    train(parse_training(keys | {"output": "0/trained"}, folder))
+    (folder / "1" / "trained").mkdir()
+    (folder / "1" / "trained" / "network.py").write_bytes(
+        (folder / "0" / "trained" / "network.py").read_bytes()
+    )
+    assert "unlike steps, [2, 0]" in launch()
+
+
+APART = """
+import os, sys
+from pathlib import Path
+import yaml
+from beam_inference.training.config import parse_training
+from beam_inference.training.trainer import train
+
+folder = Path(sys.argv[1])
+text = (folder / "training.yaml").read_text().replace("PLACE", str(folder / os.environ["RANK"]))
+train(parse_training(yaml.safe_load(text), folder))
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_training_that_shares_patches_may_go_on_alone(folder):
     network = {"residual_unet": {"widths": [3, 4], "pooling": [1, 2, 2]}}
@@ -429,6 +490,7 @@ def test_classes_are_learnt_by_numbers(folder, one_thread):
         ("none", ModelContractError, "has no function none"),
         ("picky", ModelContractError, "the network failed on an image of shape"),
         ("several", ModelContractError, "the network returned a tuple"),
+        ("reused", ModelContractError, "changes in place what its gradients need"),
         ("nan", TrainingDiverged, "the loss of step 0 is nan"),
     ],
 )
@@ -486,6 +548,15 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_then_begun_anew(folder, one
     again = safetensors.torch.load_file(folder / "trained" / "weights.safetensors")
     assert weights.keys() == again.keys()
     assert all(torch.equal(weights[key], again[key]) for key in weights)
+
+
+def test_a_checkpoint_of_another_sequence_of_samples_is_told_as_that(folder, one_thread):
+    config = parse_training(values(steps=2), folder)
+    train(config)
+    path = folder / "trained" / CHECKPOINT
+    _set("stream", {"step": 1, "sequence": "another"})(path)
+    with pytest.raises(StateError, match=r"checkpoint\.pt: the position is one in another"):
+        train(config)
 
 
 def test_a_checkpoint_with_sparse_tensors_is_refused(folder, one_thread):

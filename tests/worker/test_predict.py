@@ -189,6 +189,7 @@ def test_a_network_is_not_changed():
         (np.zeros((3, 3)), Position(), {}, ConfigError, r"found one of shape \[3, 3\]"),
         (np.zeros((3, 3, 3), complex), Position(), {}, ConfigError, "dtype complex128"),
         (np.zeros((0, 3, 3)), Position(), {}, ConfigError, r"shape \[0, 3, 3\]"),
+        ((IMAGE, IMAGE), Position(), {}, ConfigError, r"found a tuple of 2: give list"),
         (IMAGE, Position(), {"patch_overlap": (8, 0, 0)}, ConfigError, "must be smaller"),
         (IMAGE, Position(), {"normalize": {"levels": "l.json"}}, ConfigError, "belong to a volume"),
         (IMAGE / 2, Position(), {"normalize": "unit"}, ConfigError, "needs an integer input"),
