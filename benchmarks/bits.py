@@ -26,7 +26,7 @@ from beam_inference.config.formats import OutputSpec
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
-from benchmarks.measure import machine
+from benchmarks.measure import machine, take_no_arguments
 
 NETWORKS = Path(__file__).parents[1] / "tests" / "networks"
 VOLUME = Path(__file__).parents[2] / "shared" / "data" / "fib25_medulla_train2_image.npy"
@@ -124,6 +124,7 @@ def measure(folder: Path, activation: str) -> dict[str, Any]:
 
 def main() -> None:
     """Run everything, and write the result."""
+    take_no_arguments(__doc__)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         box = BoundingBox((0, 0, 0), SHAPE)

@@ -36,7 +36,7 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.state import State
 from beam_inference.launch.run_job import run_job
 from beam_inference.volumes.outputs import create_output
-from benchmarks.measure import machine
+from benchmarks.measure import machine, take_no_arguments
 
 LATENCY_SECONDS = 0.1
 GRID = {"latency": (0.0, 0.1, 0.4), "computing": (0.05, 0.15, 1.5), "chunks": (8, 64)}
@@ -169,6 +169,7 @@ def _idle_share(
 
 def main() -> None:
     """Measure the whole grid, and write it."""
+    take_no_arguments(__doc__)
     rows = []
     for latency, seconds, chunks in product(*GRID.values()):
         row = {"latency": latency, "computing": seconds, "chunks": chunks}

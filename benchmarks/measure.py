@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import platform
@@ -11,6 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+
+def take_no_arguments(description: str | None) -> None:
+    """Show what a benchmark without arguments does to whoever asks for help, and refuse any."""
+    argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
 
 
 def ratio(

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import take_no_arguments
+
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
@@ -949,4 +951,5 @@ def _ratio(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    take_no_arguments(__doc__)
     PAGE.write_text(page())

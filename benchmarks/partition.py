@@ -32,7 +32,7 @@ from beam_inference.engines.partition.mesh import Addressed, Mesh
 from beam_inference.engines.partition.share import name_layers, run_divided
 from beam_inference.geometry.shares import box_shape, divide
 from beam_inference.residual_unet import ResidualUNet
-from benchmarks.measure import machine, peak_bytes, ratio_of_pairs
+from benchmarks.measure import machine, peak_bytes, ratio_of_pairs, take_no_arguments
 
 ZYX = tuple[int, int, int]
 
@@ -239,6 +239,7 @@ def measure() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    take_no_arguments(__doc__)
     found = measure()
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))

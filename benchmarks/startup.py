@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench import PATCH, SHAPE, small_unet, write_input
-from benchmarks.measure import machine, ratio_of_pairs, work_of
+from benchmarks.measure import machine, ratio_of_pairs, take_no_arguments, work_of
 
 ROUNDS = 7
 RESULTS = Path(__file__).parent / "results" / "startup.json"
@@ -148,6 +148,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, and write the result."""
+    take_no_arguments(__doc__)
     with tempfile.TemporaryDirectory() as name:
         rows = measure(Path(name))
     print(json.dumps(rows, indent=1))

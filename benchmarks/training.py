@@ -23,7 +23,7 @@ from beam_inference.training.labelled_volumes import LabelledVolume
 from beam_inference.training.samples import Batch, SampleStream
 from beam_inference.volumes.outputs import create_output
 from benchmarks.latency import server
-from benchmarks.measure import machine
+from benchmarks.measure import machine, take_no_arguments
 
 LATENCY_SECONDS = 0.1
 STEP_SECONDS = 0.3
@@ -67,6 +67,7 @@ def read_plainly(stream: SampleStream) -> Iterator[Batch]:
 
 def main() -> None:
     """Measure stream and plain loop, and write the figures."""
+    take_no_arguments(__doc__)
     rows = []
     with server(LATENCY_SECONDS) as url:
         storage = Storage(gcs=Gcs(endpoint=url))

@@ -111,18 +111,31 @@ def run_length_of(job: ResolvedJob, chunks: int, workers: int) -> int:
         chunks: number of its chunks that are to be done.
         workers: workers that run at a time.
     """
+    seconds = chunk_seconds_of(job)
+    return job.config.job.run_length or default_run_length(chunks, workers, seconds)
+
+
+def chunk_seconds_of(job: ResolvedJob) -> float:
+    """Return the seconds that the network takes for a chunk; 0 where it was not tried."""
     plan = job.plan
-    chunk_seconds = job.patch_seconds * plan.totals.patch_count / plan.chunks.count
-    return job.config.job.run_length or default_run_length(chunks, workers, chunk_seconds)
+    return job.patch_seconds * plan.totals.patch_count / plan.chunks.count
 
 
 LEAST_CLAIMS = 64
 """Stretches that a job is divided into at least, if it has as many chunks: nobody knows how many
 will join, and at the end they wait for each other."""
 
+SHORT_CLAIM_SECONDS = 1.0
+"""Computing time that a stretch is to have at least, even if they are fewer: a claim takes some
+requests, and to wait so long at the end is no loss."""
+
 
 def claim_length_of(job: ResolvedJob, workers: int) -> int:
     """Return the number of chunks that workers claim at once."""
     count = job.plan.chunks.count
     length = run_length_of(job, count, workers)
-    return length if job.config.job.run_length else min(length, max(1, count // LEAST_CLAIMS))
+    if job.config.job.run_length:
+        return length
+    seconds = chunk_seconds_of(job)
+    worth_it = ceil(SHORT_CLAIM_SECONDS / seconds) if seconds > 0 else 1
+    return min(length, max(1, count // LEAST_CLAIMS, worth_it))

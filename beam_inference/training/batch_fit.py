@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from beam_inference.arrays import give_back
 from beam_inference.environment import available_memory
 from beam_inference.errors import ConfigError, DeviceOutOfMemory
 from beam_inference.training.config import TrainingConfig
@@ -77,6 +78,7 @@ def _fit_on_gpu(trial: Trial) -> BatchFit:
 
 
 def _fit_on_cpu(trial: Trial, available_bytes: int) -> BatchFit:
+    give_back()
     before = memory_of_process("VmRSS:")
     trial.take_step(1)  # the optimiser keeps moments of all weights from now on
     measured = 1
@@ -107,6 +109,7 @@ def _powers_of_two() -> Iterator[int]:
 
 def measure_peak(trial: Trial, samples: int) -> int:
     """The most bytes that this process holds during a step; on Linux."""
+    give_back()  # what steps before have left would hide what this one takes
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
     trial.take_step(samples)
     return memory_of_process("VmHWM:")

@@ -74,13 +74,13 @@ class ChunkSteps:
     def __init__(self, opened: OpenJob, inference: ChunkInference) -> None:
         self.opened = opened
         self.journal = Journal(opened.launch, opened.job, opened.state)
-        self.device = DeviceTurns(opened, inference, self.journal)
+        self.pace = Pace(opened.launch.io_depth)
+        self.device = DeviceTurns(opened, inference, self.journal, self.pace)
         self.should_stop = StopRequest(opened.state, opened.launch.id)
         self._claims = [
             Claim(opened.job, opened.state.url, output_spec(opened.job, key).url)
             for key in opened.job.config.written_keys
         ]
-        self.pace = Pace(opened.launch.io_depth)
         self._inference = inference
         self._stalled_reads = 0
 

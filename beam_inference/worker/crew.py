@@ -17,6 +17,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, pairwise
 from typing import Protocol
 
@@ -26,6 +27,8 @@ from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.crew_records import CrewRecords, FoundClaim, SignOfLife, SilenceWatch
 from beam_inference.job.messages import Record
 from beam_inference.worker.open_job import OpenJob
+from beam_inference.worker.read_infer_write import Pace
+from beam_inference.worker.stretches_ahead import StretchesAhead
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +65,12 @@ class Crew:
         opened: the job.
         length: chunks of a stretch, which are claimed at once.
         should_stop: whether the launch was asked to stop.
+        pace: says how many stretches are begun before their turn.
     """
 
-    def __init__(self, opened: OpenJob, length: int, should_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, opened: OpenJob, length: int, should_stop: Callable[[], bool], pace: Pace
+    ) -> None:
         self._length = length
         self._launch = opened.launch
         self._state = opened.state
@@ -86,6 +92,8 @@ class Crew:
         self._lock = threading.Lock()
         self._has_met_others = False
         self._is_without_claims = False
+        self._pace = pace
+        self._ahead: dict[str, StretchesAhead] = {}
 
     def do(self, stage: ClaimedStage, indices: Sequence[int]) -> Iterator[Record]:
         """Do chunks of one stretch, or leave them to the worker that has claimed them.
@@ -106,6 +114,16 @@ class Crew:
 
     def _do(self, stage: ClaimedStage, indices: Sequence[int]) -> list[Record]:
         number = indices[0] // self._length
+        ahead = self._begin_ahead(stage, number)
+        records = ahead.take(number)
+        if records is not None:
+            return [record for record in records if record.chunk in indices]
+        try:
+            return self._do_in_turn(stage, number, indices)
+        finally:
+            ahead.end_turn(number)
+
+    def _do_in_turn(self, stage: ClaimedStage, number: int, indices: Sequence[int]) -> list[Record]:
         pause = _FIRST_PAUSE
         while not self._should_stop():
             with self._claim(stage, number) as is_ours:
@@ -125,6 +143,32 @@ class Crew:
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, 1.5 * pause)
         return []
+
+    def _begin_ahead(self, stage: ClaimedStage, number: int) -> StretchesAhead:
+        """Begin stretches that follow one, as many as hide what they wait for."""
+        with self._lock:
+            if stage.name not in self._ahead:
+                self._ahead[stage.name] = StretchesAhead(
+                    partial(self._free_stretches, stage, number),
+                    partial(self._do_before_turn, stage),
+                    self._count_ahead,
+                )
+            ahead = self._ahead[stage.name]
+        ahead.top_up()
+        return ahead
+
+    def _count_ahead(self) -> int:
+        """How many stretches are to be under way before their turn."""
+        return 0 if self._should_stop() else self._pace.suitable_stretches(self._length)
+
+    def _do_before_turn(self, stage: ClaimedStage, number: int) -> list[Record] | None:
+        """Do a stretch whose turn will come; None if another worker does it."""
+        with self._signs, self._claim(stage, number) as is_ours:
+            return self._run(stage, self._chunks_of(number)) if is_ours else None
+
+    def _chunks_of(self, number: int) -> range:
+        start = number * self._length
+        return range(start, min(self._count, start + self._length))
 
     def _run(self, stage: ClaimedStage, indices: Sequence[int]) -> list[Record]:
         """Do chunks, but for those that were put into quarantine since this process began."""
@@ -168,9 +212,7 @@ class Crew:
             with self._claim(stage, number) as is_ours:
                 if is_ours:
                     self._offered.add((stage.name, number))
-                    start = number * self._length
-                    chunks = range(start, min(self._count, start + self._length))
-                    self._run(stage, chunks)
+                    self._run(stage, self._chunks_of(number))
                     return True
         return False
 
@@ -215,7 +257,9 @@ class Crew:
             self._held.add((stage.name, number))
         is_ours = False
         try:
-            is_ours = self._records.claim(stage.name, self._length, number, self._name)
+            is_ours = self._pace.measure(
+                "claim", self._records.claim, stage.name, self._length, number, self._name
+            )
         except WorkerFault as error:
             logger.warning(
                 "this worker claims nothing, so that others may do the same chunks: %s", error

@@ -22,6 +22,7 @@ from beam_inference.worker.journal import Journal
 from beam_inference.worker.non_finite import explain_non_finite
 from beam_inference.worker.open_job import OpenJob
 from beam_inference.worker.process_health import ProcessHealth
+from beam_inference.worker.read_infer_write import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,14 @@ class DeviceTurns:
         opened: the job and its network.
         inference: runs the network on chunks.
         journal: logs failed attempts.
+        pace: notes how long chunks take on the device.
     """
 
-    def __init__(self, opened: OpenJob, inference: ChunkInference, journal: Journal) -> None:
+    def __init__(
+        self, opened: OpenJob, inference: ChunkInference, journal: Journal, pace: Pace
+    ) -> None:
         self._opened = opened
+        self._pace = pace
         self._inference = inference
         self._journal = journal
         self._lock = opened.turns
@@ -83,7 +88,9 @@ class DeviceTurns:
             start = time.perf_counter()  # waiting for the device is not using it
             try:
                 with self._opened.watch.watch(f"chunk {index}"):
-                    success = self._journal.attempt(
+                    success = self._pace.measure(
+                        "infer",
+                        self._journal.attempt,
                         lambda: self._compute(read.input, work, encoding),
                         index,
                         "infer",

@@ -144,10 +144,14 @@ class MergeStage:
         return self._steps.read(index, self._plan.work(index).input_box)
 
     def _finish(self, index: int, read: _Sums | ReadInput) -> _FinishedChunk:
-        core_box = self._plan.chunks.core_box(index)
         if isinstance(read, ReadInput):
+            core_box = self._plan.chunks.core_box(index)
             core = self._steps.infer_core(index, read)
             return _FinishedChunk([(core_box, core.arrays)], None, 0.0, core)
+        return self._steps.pace.measure("infer", self._merge, index, read)
+
+    def _merge(self, index: int, read: _Sums) -> _FinishedChunk:
+        core_box = self._plan.chunks.core_box(index)
         start = time.perf_counter()
         encode = self._steps.opened.postprocessing.encode
         merged = merge_sums(self._exchange, index, read.of_contributors, self._channels)

@@ -7,10 +7,12 @@ earlier ones are written: as many as hide how long the store takes, and no more 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Literal, ParamSpec, TypeVar
 
 from beam_inference.errors import ChunkFault
@@ -24,27 +26,87 @@ Arguments = ParamSpec("Arguments")
 LARGEST_DEPTH = 16
 """Most inputs that are read ahead, and results that are being written, if nothing else is said."""
 
+MOST_STRETCHES = 32
+"""Most stretches that are begun before their turn: each is a thread, and claimed for a while."""
+
 _REMEMBERED = 8
 """Chunks over which times are averaged; the latest ones count most."""
 
 _RESERVE = 1.5
 """Stores are not always as fast: so many times the mean is covered."""
 
+_SMALL_SHARE = 0.02
+"""Waits that are no longer than this share of what is computed meanwhile are let be."""
+
+
+class Slots:
+    """Places for arrays of chunks, which all runs of a process share.
+
+    Args:
+        each: places for each thread that works.
+    """
+
+    def __init__(self, each: int) -> None:
+        self._each = each
+        self._threads = 0
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    def add_threads(self, number: int) -> None:
+        """Change the number of threads that work; without any there are places for one."""
+        with self._changed:
+            self._threads += number
+            self._changed.notify_all()
+
+    def take(self, *, wait: bool) -> bool:
+        """Take a place; whether there was one, which is so in any case if this waits for it."""
+        with self._changed:
+            while self._taken >= self._each * max(1, self._threads):
+                if not wait:
+                    return False
+                self._changed.wait()
+            self._taken += 1
+            return True
+
+    def give_back(self) -> None:
+        """Give a place back."""
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify()
+
 
 class Pace:
     """How long the stages of chunks take, as all runs of a process measure it.
 
     Args:
-        depth: most inputs that are read ahead, and most results that are being written.
+        depth: most inputs that a thread reads ahead, and most results that it is writing.
+
+    Attributes:
+        depth: the same.
+        inputs: places for inputs, those that are computed from included.
+        results: places for results.
     """
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
+        self.inputs = Slots(depth + 1)
+        self.results = Slots(depth + 1)
         self._means: dict[str, float] = {}
+
+    @contextmanager
+    def count_thread(self) -> Iterator[None]:
+        """Count a thread of the runner that works: memory is planned for each of them."""
+        for slots in (self.inputs, self.results):
+            slots.add_threads(1)
+        try:
+            yield
+        finally:
+            for slots in (self.inputs, self.results):
+                slots.add_threads(-1)
 
     def measure(
         self,
-        stage: Literal["read", "infer", "write"],
+        stage: Literal["claim", "read", "infer", "write"],
         action: Callable[Arguments, Value],
         *arguments: Arguments.args,
         **keywords: Arguments.kwargs,
@@ -69,6 +131,25 @@ class Pace:
             return self.depth
         return max(1, min(self.depth, math.ceil(_RESERVE * seconds / max(computing, 1e-6))))
 
+    def suitable_stretches(self, length: int) -> int:
+        """How many stretches of chunks are to be begun while another one is computed.
+
+        Each waits for its claim, for receipts, its first input and its last write, and for its
+        claim to be given back. Long stretches need none ahead.
+
+        Args:
+            length: chunks of a stretch.
+        """
+        most = min(MOST_STRETCHES, math.ceil(self.depth / length))
+        if not self._means.keys() >= {"claim", "read", "infer", "write"}:
+            return most
+        means = self._means
+        waiting = 3 * means["claim"] + means["read"] + means["write"]
+        computing = max(length * means["infer"], 1e-6)
+        if waiting <= _SMALL_SHARE * computing:
+            return 0
+        return min(MOST_STRETCHES, math.ceil(_RESERVE * waiting / computing))
+
 
 def run_chunks(
     indices: Sequence[int],
@@ -84,7 +165,8 @@ def run_chunks(
     Args:
         indices: the chunks.
         read: reads a chunk's input, on threads of its own.
-        infer: computes a chunk's result from its input, on the caller's thread.
+        infer: computes a chunk's result from its input, on the caller's thread. It measures by
+            ``pace`` how long it computes: only it can tell that from waiting for the device.
         write: writes a chunk's result, on threads of its own.
         quarantine: is given each :class:`ChunkFault`; the run then goes on.
         should_stop: no further chunk is started once this is true.
@@ -105,27 +187,59 @@ def run_chunks(
             while waiting or reads:
                 if should_stop():
                     break
-                while waiting and len(reads) <= pace.suitable_depth("read"):
+                while (
+                    waiting
+                    and len(reads) <= pace.suitable_depth("read")
+                    and pace.inputs.take(wait=not reads)
+                ):
                     index = waiting.popleft()
                     reads.append((index, readers.submit(pace.measure, "read", read, index)))
                 index, chunk_input = reads.popleft()
-                wait([chunk_input])  # so that this is not counted as computing
+                wait([chunk_input])  # before a place for the result is taken
                 try:
-                    result = pace.measure("infer", infer, index, chunk_input.result())
+                    result = _infer(infer, index, chunk_input, pace)
                 except ChunkFault as fault:
                     yield quarantine(index, fault)
                     continue
                 finally:
                     del chunk_input  # the array it holds is as large as the next one's
-                while len(writes) >= pace.suitable_depth("write"):
-                    yield _await_write(*writes.popleft(), quarantine)
-                writes.append((index, writers.submit(pace.measure, "write", write, index, result)))
+                try:
+                    while len(writes) >= pace.suitable_depth("write"):
+                        yield _await_write(*writes.popleft(), quarantine)
+                except BaseException:
+                    pace.results.give_back()
+                    raise
+                writes.append((index, writers.submit(_write, write, index, result, pace)))
                 del result
             while writes:
                 yield _await_write(*writes.popleft(), quarantine)
         finally:
             for _, future in reads:
                 future.cancel()
+                pace.inputs.give_back()
+
+
+def _infer(
+    infer: Callable[[int, Input], Result], index: int, chunk_input: Future[Input], pace: Pace
+) -> Result:
+    """Compute a result, for which a place is taken, from an input, whose place is given back."""
+    pace.results.take(wait=True)
+    try:
+        return infer(index, chunk_input.result())
+    except BaseException:
+        pace.results.give_back()
+        raise
+    finally:
+        pace.inputs.give_back()
+
+
+def _write(
+    write: Callable[[int, Result], Outcome], index: int, result: Result, pace: Pace
+) -> Outcome:
+    try:
+        return pace.measure("write", write, index, result)
+    finally:
+        pace.results.give_back()
 
 
 def _await_write(

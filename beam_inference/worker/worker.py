@@ -78,11 +78,12 @@ class Worker:
         self.state: State = opened.state
         self._steps = steps
         length = launch.claim_length
-        self._crew = None if length is None else Crew(opened, length, steps.should_stop)
+        self._crew = None if length is None else Crew(opened, length, steps.should_stop, steps.pace)
 
     def _run(self, stage: ClaimedStage, indices: Sequence[int]) -> Iterator[Record]:
         """Do chunks of a stage; if this launch claims, what others have claimed is left to them."""
-        return stage.run(indices) if self._crew is None else self._crew.do(stage, indices)
+        with self._steps.pace.count_thread():
+            yield from stage.run(indices) if self._crew is None else self._crew.do(stage, indices)
 
     @cached_property
     def _infer_stage(self) -> InferStage:

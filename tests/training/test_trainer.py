@@ -356,7 +356,7 @@ def test_ranks_that_do_not_share_a_folder_are_told(folder):
     """As machines without a folder in common: each process stands in one of its own."""
     for rank in "01":
         (folder / rank).mkdir()
-    keys = values(steps=2, batch_size=2)
+    keys = values(steps=2, batch_size=2, network={"residual_unet": {"widths": [3]}})
     (folder / "training.yaml").write_text(yaml.safe_dump(keys | {"output": "PLACE/trained"}))
     (folder / "train.py").write_text(APART)
     run = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", folder / "train.py"]

@@ -14,6 +14,7 @@ from beam_inference.job.shards import Shard
 from beam_inference.job.verification import verify
 from beam_inference.launch.prepare import prepare
 from beam_inference.volumes.opening import open_volume
+from beam_inference.worker.device_turns import DeviceTurns
 from beam_inference.worker.worker import Worker
 
 SOON = {"timeouts": {"claim": 0.6}, "run_length": 4}
@@ -118,3 +119,27 @@ def test_a_launch_of_some_chunks_claims_nothing(launch, volume_in, tmp_path):
     assert prepare(config).claim_length is None
     launch().state().write_shard_count(2, replace=False)
     assert prepare(config, claims=True, shard=Shard(0, 2)).claim_length is None
+
+
+def test_short_stretches_are_begun_before_their_turn_and_done_once(launch, monkeypatch):
+    own = launch(job={"run_length": 1})
+    computed = Counter()
+    infer = DeviceTurns.infer
+
+    def count(self, index, *arguments):
+        computed[index] += 1
+        return infer(self, index, *arguments)
+
+    monkeypatch.setattr(DeviceTurns, "infer", count)
+    worker = Worker(own)
+    runs = runs_of(own)
+    assert len(runs) == worker.job.plan.chunks.count > 4
+    records = [record for run in runs for record in worker.infer_chunks(run)]
+    assert [(record.chunk, record.outcome) for record in records] == [
+        (index, "done") for (index,) in runs
+    ]
+    assert computed == Counter(index for (index,) in runs)
+    assert own.state().crew().claimed_numbers("infer", 1, 0, len(runs)) == set()
+    other = Worker(launch(job={"run_length": 1}))
+    list(other.infer_chunks(runs[0]))
+    assert set(computed.values()) == {1}

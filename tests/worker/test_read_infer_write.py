@@ -2,6 +2,9 @@ import gc
 import threading
 import time
 import weakref
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -104,12 +107,13 @@ def test_as_many_are_read_at_once_as_hide_how_long_a_read_takes():
         time.sleep(0.12)
         return time.perf_counter()
 
+    pace = Pace(16)
+
     def infer(index, arrived):
         waits.append(arrived)
-        time.sleep(0.02)
+        pace.measure("infer", time.sleep, 0.02)
         return index
 
-    pace = Pace(16)
     done = list(run_chunks(range(40), read, infer, lambda i, r: i, no_fault, never, pace))
     assert done == list(range(40))
     assert 6 <= pace.suitable_depth("read") <= 12
@@ -128,7 +132,7 @@ def test_where_stores_are_fast_no_memory_is_taken_by_waiting_chunks():
         return index
 
     def infer(index, cutout):
-        time.sleep(0.01)
+        pace.measure("infer", time.sleep, 0.01)
         ahead.append(max(alive) - index)
         return index
 
@@ -136,6 +140,81 @@ def test_where_stores_are_fast_no_memory_is_taken_by_waiting_chunks():
     list(run_chunks(range(20), read, infer, lambda i, r: i, no_fault, never, pace))
     assert ahead[-8:][0] <= 1 + 1
     assert (pace.suitable_depth("read"), pace.suitable_depth("write")) == (1, 1)
+
+
+def test_runs_at_a_time_hold_no_more_arrays_than_their_threads_may():
+    """Five runs of two threads: so much memory was planned for two."""
+    held = Counter()
+    most = Counter()
+    lock = threading.Lock()
+    pace = Pace(2)
+
+    def hold(kind, number):
+        with lock:
+            held[kind] += number
+            most[kind] = max(most[kind], held[kind])
+
+    def read(index):
+        hold("inputs", 1)
+        return index
+
+    def infer(index, cutout):
+        hold("results", 1)
+        time.sleep(0.001)
+        hold("inputs", -1)
+        return index
+
+    def write(index, result):
+        time.sleep(0.004)
+        hold("results", -1)
+        return index
+
+    def do(first):
+        run = run_chunks(range(first, first + 20), read, infer, write, no_fault, never, pace)
+        assert len(list(run)) == 20
+
+    with pace.count_thread(), pace.count_thread(), ThreadPoolExecutor() as threads:
+        list(threads.map(do, range(0, 100, 20)))
+    assert 3 < most["inputs"] <= 2 * 3
+    assert 3 < most["results"] <= 2 * 3
+    assert held == Counter(inputs=0, results=0)
+
+
+@pytest.mark.parametrize("stage", ["read", "infer", "write"])
+def test_places_are_given_back_whatever_fails(stage):
+    pace = Pace(1)
+
+    def fail(index, *_):
+        raise (ChunkFault("bad block", "read", 1) if index % 2 else WorkerFault("sick"))
+
+    stages = {"read": lambda i: i, "infer": lambda i, c: c, "write": lambda i, r: i} | {stage: fail}
+    for first in range(6):
+        with suppress(WorkerFault):
+            list(run_chunks([first, first + 1], *stages.values(), lambda i, f: i, never, pace))
+    for slots in (pace.inputs, pace.results):
+        assert [slots.take(wait=False) for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("claim", "infer", "length", "stretches"),
+    [
+        (0.0, 1.0, 1, 0),  # nothing to wait for
+        (0.1, 30.0, 1, 0),  # not worth it
+        (0.1, 0.1, 1, 5),  # three requests of a claim take as long as three chunks
+        (0.1, 0.1, 10, 1),
+        (10.0, 0.1, 1, 32),
+    ],
+)
+def test_as_many_stretches_are_begun_as_hide_their_claims(
+    claim, infer, length, stretches, monkeypatch
+):
+    pace = Pace(8)
+    assert pace.suitable_stretches(3) == 3, "nothing is measured"
+    clock = iter([0.0, claim, 0.0, infer, 0.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    for stage in ("claim", "infer", "read", "write"):
+        pace.measure(stage, lambda: None)
+    assert pace.suitable_stretches(length) == stretches
 
 
 @pytest.mark.parametrize(
