@@ -38,6 +38,8 @@ from beam_inference.volumes.outputs import create_output
 from benchmarks.measure import machine
 
 RESULTS = Path(__file__).parent / "results" / "crew.json"
+NOT_VOXELS = {"info", "provenance"}
+"""Files of a volume that name it, and differ from those of another one."""
 EDGE = 8
 QUICK_CHUNKS = 2000
 PATIENCE = 10.0
@@ -199,7 +201,11 @@ class Scenario:
         of_killed = sum(receipt["launch"] not in ended for receipt in receipts)
         digest = hashlib.sha256()
         for path in sorted((self.folder / "out").rglob("*")):
-            if path.is_file() and "_beam_inference" not in path.parts and path.name != "info":
+            if (
+                path.is_file()
+                and "_beam_inference" not in path.parts
+                and path.name not in NOT_VOXELS
+            ):
                 digest.update(path.read_bytes())
         return {
             "chunks": self.chunks,

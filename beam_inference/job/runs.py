@@ -22,18 +22,21 @@ def missing_runs(
     length: int,
     *,
     are_claimed: bool = False,
+    launch: str = "",
 ) -> Iterator[tuple[int, ...]]:
     """Yield runs of the chunks of an index range that are still to be done.
 
-    The receipts of the range are read: one that cannot be believed does not count.
+    The receipts of the range are read: one that cannot be believed does not count. Nor does one of
+    the launch itself, which may do chunks before it comes to list them: their records are due.
 
     Args:
         index_range: first chunk, and the one after the last.
         state: the job's state folder; None to do all chunks, whatever their receipts say.
         length: chunks of a run, at most.
         are_claimed: whether runs lie within the stretches of ``length`` chunks that workers claim.
+        launch: id of the launch that is to do them, if it claims.
     """
-    missing = _missing(index_range, state)
+    missing = _missing(index_range, state, launch)
     if not are_claimed:
         yield from in_runs(missing, length)
         return
@@ -70,14 +73,15 @@ def read_chunk_list(url: str, count: int, storage: Storage = LOCAL) -> list[int]
     return chunks
 
 
-def _missing(index_range: tuple[int, int], state: State | None) -> Iterator[int]:
+def _missing(index_range: tuple[int, int], state: State | None, launch: str) -> Iterator[int]:
     if state is None:
         yield from range(*index_range)
         return
 
     def list_done(start: int, stop: int) -> Iterable[int]:
         listed = state.receipt_indices(start, stop)
-        return [receipt.chunk for receipt in state.read_receipts(listed)]
+        receipts = state.read_receipts(listed)
+        return [receipt.chunk for receipt in receipts if receipt.launch != launch]
 
     yield from list_absent(*index_range, list_done)
 

@@ -143,3 +143,17 @@ def test_short_stretches_are_begun_before_their_turn_and_done_once(launch, monke
     other = Worker(launch(job={"run_length": 1}))
     list(other.infer_chunks(runs[0]))
     assert set(computed.values()) == {1}
+
+
+def test_what_a_launch_did_before_it_listed_it_is_listed_and_counted(launch):
+    """Runners may list a range of chunks after stretches of another range are done."""
+    own = launch()
+    run = runs_of(own)[0]
+    list(Worker(own).infer_chunks(run))
+    other = launch()
+    state = own.state()
+    ahead = [*missing_runs((0, 8), state, 4, are_claimed=True, launch=own.id)]
+    assert ahead == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    done = [*missing_runs((0, 8), other.state(), 4, are_claimed=True, launch=other.id)]
+    assert run not in done
+    assert {record.outcome for record in Worker(own).infer_chunks(ahead[0])} == {"done"}
