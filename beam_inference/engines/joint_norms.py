@@ -113,7 +113,8 @@ class _Normalize(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.epsilon = epsilon
         ctx.sets = sets
-        mean, variance = statistics.mean, statistics.variance
+        mean = statistics.mean
+        variance = statistics.variance
         ctx.save_for_backward(mean, variance, statistics.count, weight, bias, *arrays)
         return tuple(
             functional.batch_norm(each, mean, variance, weight, bias, False, 0.0, epsilon)
@@ -136,7 +137,8 @@ class _Normalize(torch.autograd.Function):
             products += (gradient * normal).sum(_not_channels(array))
         of_mean, of_variance = ctx.sets.add(torch.stack([sums, products]) * scale) / count
         if not ctx.sets.counts:  # these arrays have not changed the statistics
-            of_mean, of_variance = torch.zeros_like(of_mean), torch.zeros_like(of_variance)
+            of_mean = torch.zeros_like(of_mean)
+            of_variance = torch.zeros_like(of_variance)
         results = []
         for array, gradient in zip(arrays, gradients, strict=True):
             result = gradient * _of_channels(scale, array)
