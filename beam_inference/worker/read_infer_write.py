@@ -85,23 +85,26 @@ class Pace:
         depth: the same.
         inputs: places for inputs, those that are computed from included.
         results: places for results.
+        computing: places for chunks that are computed, and made fit to be written: what that takes
+            beside input and result is planned once for each thread.
     """
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.inputs = Slots(depth + 1)
         self.results = Slots(depth + 1)
+        self.computing = Slots(1)
         self._means: dict[str, float] = {}
 
     @contextmanager
     def count_thread(self) -> Iterator[None]:
         """Count a thread of the runner that works: memory is planned for each of them."""
-        for slots in (self.inputs, self.results):
+        for slots in (self.inputs, self.results, self.computing):
             slots.add_threads(1)
         try:
             yield
         finally:
-            for slots in (self.inputs, self.results):
+            for slots in (self.inputs, self.results, self.computing):
                 slots.add_threads(-1)
 
     def measure(
@@ -224,12 +227,14 @@ def _infer(
 ) -> Result:
     """Compute a result, for which a place is taken, from an input, whose place is given back."""
     pace.results.take(wait=True)
+    pace.computing.take(wait=True)
     try:
         return infer(index, chunk_input.result())
     except BaseException:
         pace.results.give_back()
         raise
     finally:
+        pace.computing.give_back()
         pace.inputs.give_back()
 
 

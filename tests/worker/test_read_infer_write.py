@@ -159,9 +159,11 @@ def test_runs_at_a_time_hold_no_more_arrays_than_their_threads_may():
         return index
 
     def infer(index, cutout):
+        hold("computing", 1)
         hold("results", 1)
         time.sleep(0.001)
         hold("inputs", -1)
+        hold("computing", -1)
         return index
 
     def write(index, result):
@@ -177,7 +179,8 @@ def test_runs_at_a_time_hold_no_more_arrays_than_their_threads_may():
         list(threads.map(do, range(0, 100, 20)))
     assert 3 < most["inputs"] <= 2 * 3
     assert 3 < most["results"] <= 2 * 3
-    assert held == Counter(inputs=0, results=0)
+    assert most["computing"] == 2
+    assert held == Counter(inputs=0, results=0, computing=0)
 
 
 @pytest.mark.parametrize("stage", ["read", "infer", "write"])
@@ -193,6 +196,7 @@ def test_places_are_given_back_whatever_fails(stage):
             list(run_chunks([first, first + 1], *stages.values(), lambda i, f: i, never, pace))
     for slots in (pace.inputs, pace.results):
         assert [slots.take(wait=False) for _ in range(3)] == [True, True, False]
+    assert [pace.computing.take(wait=False) for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize(
