@@ -35,6 +35,7 @@ from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.remote_files import RemoteFile, find_remote_file
 from beam_inference.volumes.remote_names import HOW_TO_NAME, list_remote_files, names_files
 
+_HDF5 = (".h5", ".hdf5", ".hdf")
 _WITHOUT_DATASETS: dict[str, Callable[[StoredFile], RawSource]] = {
     ".npy": npy_source,
     **dict.fromkeys((".nii", ".nii.gz"), nifti_source),
@@ -48,7 +49,7 @@ _WITHOUT_DATASETS: dict[str, Callable[[StoredFile], RawSource]] = {
 _WITH_DATASETS: dict[str, Callable[[str, str | None], Source]] = {
     ".czi": czi_source,
     ".dcm": dicom_series,
-    **dict.fromkeys((".h5", ".hdf5", ".hdf"), hdf5_source),
+    **dict.fromkeys(_HDF5, hdf5_source),
     ".lif": lif_source,
     ".nd2": nd2_source,
     ".npz": npz_source,
@@ -225,6 +226,10 @@ def _remote_file_source(file: RemoteFile, suffix: str, dataset: str | None, scal
         return npz_source(file, dataset)
     if suffix in _TIFFS:
         return _read_in_parts(tiff_source(file, dataset, scale))
+    if suffix in _HDF5:
+        return hdf5_source(file, dataset)
+    if suffix == ".ims":
+        return ims_source(file, dataset, scale)
     return fetched_source(file, dataset, scale, _file_source)
 
 

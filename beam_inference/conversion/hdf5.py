@@ -8,7 +8,8 @@ import posixpath
 import re
 import threading
 import weakref
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,19 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.config.json_text import parse_json
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.hdf5_chunks import absence_notes, check_chunk_places, check_chunks
+from beam_inference.conversion.hdf5_chunks import (
+    ChunkIndex,
+    absence_notes,
+    check_chunk_places,
+    check_chunks,
+    chunk_parts,
+)
+from beam_inference.conversion.hdf5_file import (
+    as_argument,
+    file_of_argument,
+    open_file,
+    open_hdf5,
+)
 from beam_inference.conversion.hdf5_links import check_voxels_are_near, follow_links
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
@@ -34,11 +47,14 @@ from beam_inference.conversion.protocol import (
     stated_voxel_size,
     voxel_offset,
 )
-from beam_inference.conversion.stored_files import file_identity
+from beam_inference.conversion.raw_array import RawLayout, remote_grain
+from beam_inference.conversion.stored_files import StoredFile, file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.volumes.block_memory import check_block_memory
+from beam_inference.volumes.remote_files import RemoteFile
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -57,13 +73,13 @@ class Hdf5Source:
     """A dataset with the axes z, y, x and perhaps one of channels.
 
     Attributes:
-        path: path of the file.
+        path: the file.
         dataset: name of the dataset in the file.
         axes: a letter for each axis of the dataset, such as "CZYX".
         info: its extent, dtype, and so on.
     """
 
-    path: str
+    path: StoredFile
     dataset: str
     axes: str
     info: SourceInfo
@@ -74,20 +90,31 @@ class Hdf5Source:
         return file_identity(self.path) | {"dataset": self.dataset}
 
     def open(self) -> Read:
-        """Open the file; HDF5 reads one window at a time."""
-        file = open_file(self.path)
+        """Open the file; HDF5 reads one window at a time.
+
+        What a window needs of a file in an object store is fetched before, by several threads at a
+        time.
+        """
+        file, remote = open_hdf5(self.path)
         dataset = file[self.dataset]
         bounds = self.info.bounds
+        chunks = ChunkIndex(dataset) if dataset.chunks else None
         lock = threading.Lock()
 
         def read(box: BoundingBox) -> Voxels:
             windows = dict(zip("ZYX", box.slices_in(bounds), strict=True))
             index = tuple(windows.get(axis, slice(None)) for axis in self.axes)
             try:
-                with lock:
-                    check_chunks(dataset, index)
+                held = []
+                if remote is not None:
+                    with lock:
+                        parts = self._parts(dataset, chunks, index, box)
+                    held = remote.fetch(parts)
+                with lock, nullcontext() if remote is None else remote.hold(held):
+                    if chunks is not None:
+                        check_chunks(dataset, chunks, index)
                     array = dataset[index]
-            except (OSError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError, PermanentReadError) as error:
                 raise PermanentReadError(
                     f"cannot read {box} of {self.path}:{self.dataset}: {error}"
                 ) from error
@@ -96,24 +123,21 @@ class Hdf5Source:
         weakref.finalize(read, file.close)
         return read
 
-
-def open_file(path: str) -> Any:
-    """Open an HDF5 file for reading.
-
-    Raises:
-        VolumeError: it cannot be read.
-        ConfigError: h5py is not installed.
-    """
-    h5py = import_library("h5py", "HDF5")
-    with suppress(ImportError):
-        import hdf5plugin  # noqa: F401 - further compressions, where they are installed
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise VolumeError(f"{path} cannot be read as HDF5: {error}") from None
+    def _parts(
+        self, dataset: Any, chunks: ChunkIndex | None, index: Sequence[slice], box: BoundingBox
+    ) -> list[tuple[int, int]]:
+        """The parts of the file that hold a window: the first byte, and the one behind the last."""
+        if chunks is not None:
+            return chunk_parts(dataset, chunks, index)
+        offset = dataset.id.get_offset()
+        if offset is None:
+            return []
+        dtype = f"V{dataset.id.get_type().get_size()}"
+        layout = RawLayout(dtype, tuple(map(int, dataset.shape)), self.axes, offset)
+        return layout.places(box.translate(zyx.subtract((0, 0, 0), self.info.bounds.start)))
 
 
-def hdf5_source(path: str, name: str | None) -> Hdf5Source:
+def hdf5_source(path: StoredFile, name: str | None) -> Hdf5Source:
     """The dataset ``name`` of a file, or the only one with three or four axes.
 
     Raises:
@@ -123,21 +147,27 @@ def hdf5_source(path: str, name: str | None) -> Hdf5Source:
     """
     import_library("h5py", "HDF5")
     complaint = f"{path} cannot be read as HDF5"
-    run_apart(complaint, __name__, try_dataset.__name__, path, *([] if name is None else [name]))
+    arguments = [as_argument(path), *([] if name is None else [name])]
+    run_apart(complaint, __name__, try_dataset.__name__, *arguments)
     with header_errors(complaint):
         return _find_dataset(path, name)
 
 
-def try_dataset(path: str, name: str | None = None) -> None:
-    """Read what :func:`hdf5_source` reads, and where the dataset's chunks lie."""
-    source = _find_dataset(path, name)
+def try_dataset(argument: str, name: str | None = None) -> None:
+    """Read what :func:`hdf5_source` reads, and where the dataset's chunks lie.
+
+    Args:
+        argument: the file, as :func:`~beam_inference.conversion.hdf5_file.as_argument` has it.
+        name: name of the dataset; None if there is one alone.
+    """
+    source = _find_dataset(file_of_argument(argument), name)
     with open_file(source.path) as file:
         dataset = file[source.dataset]
         if dataset.chunks:
             dataset.id.get_num_chunks()
 
 
-def _find_dataset(path: str, name: str | None) -> Hdf5Source:
+def _find_dataset(path: StoredFile, name: str | None) -> Hdf5Source:
     if name is None:
         with open_file(path) as file:
             names = _volume_names(file)
@@ -154,7 +184,7 @@ def _find_dataset(path: str, name: str | None) -> Hdf5Source:
     return source
 
 
-def hdf5_dataset(path: str, name: str) -> Hdf5Source:
+def hdf5_dataset(path: StoredFile, name: str) -> Hdf5Source:
     """The dataset of a name in a file of which :func:`run_apart` has tried that it can be read.
 
     Raises:
@@ -163,7 +193,7 @@ def hdf5_dataset(path: str, name: str) -> Hdf5Source:
     return _find_dataset(path, name)
 
 
-def _dataset_source(path: str, name: str) -> Hdf5Source | None:
+def _dataset_source(path: StoredFile, name: str) -> Hdf5Source | None:
     """The dataset of a name that leads through no links; None if it is a group."""
     with open_file(path) as file:
         dataset = file[name] if name else file
@@ -173,6 +203,10 @@ def _dataset_source(path: str, name: str) -> Hdf5Source | None:
         check_voxels_are_near(open_file, path, dataset)
         axes = _axes(f"{path}:{name}", dataset)
         info = _info(f"{path}:{name}", dataset, axes)
+        if isinstance(path, RemoteFile) and not dataset.chunks:
+            shape = tuple(map(int, dataset.shape))
+            layout = RawLayout(f"V{dataset.dtype.itemsize}", shape, axes, 0)
+            info = replace(info, grain=remote_grain(layout))
         if _BIGDATAVIEWER.fullmatch(posixpath.normpath(name)) and dataset.dtype == np.int16:
             note = "its int16 are BigDataViewer's, which stand for uint16, and are read as such"
             info = replace(info, dtype="uint16", notes=(*info.notes, note))

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import math
 import zlib
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
+
+import numpy as np
 
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.zyx import ceil_div
@@ -19,35 +23,116 @@ _DEFLATE = 1
 _SHUFFLE = 2
 _FLETCHER32 = 3
 _CHECKSUM_BYTES = 4
+_FURTHER_BYTES = 2**16
+"""Bytes that a packed chunk may have beyond twice its voxels, to be fetched before it is read."""
 
 
-def check_chunks(dataset: Any, index: Sequence[slice]) -> None:
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """What a file says of a chunk that it holds.
+
+    Attributes:
+        start: place of its first byte in the file.
+        size: bytes that it has there.
+        filter_mask: bits of the filters that it did not go through.
+    """
+
+    start: int
+    size: int
+    filter_mask: int
+
+
+class ChunkIndex:
+    """Where the chunks of a dataset lie; HDF5's library would go through all of them for each.
+
+    Args:
+        dataset: the dataset, open, with chunks.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._chunks: tuple[int, ...] = dataset.chunks
+        self._counts = [
+            ceil_div(extent, chunk)
+            for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True)
+        ]
+        numbers = array("q")
+        starts = array("q")
+        sizes = array("q")
+        masks = array("q")
+
+        def note(chunk: Any) -> None:
+            numbers.append(self._number(chunk.chunk_offset))
+            starts.append(chunk.byte_offset)
+            sizes.append(chunk.size)
+            masks.append(chunk.filter_mask)
+
+        dataset.id.chunk_iter(note)
+        order = np.argsort(np.array(numbers), kind="stable")
+        self._numbers = np.array(numbers)[order]
+        self._stored = np.stack([np.array(starts), np.array(sizes), np.array(masks)], axis=1)[order]
+
+    def find(self, place: Sequence[int]) -> StoredChunk | None:
+        """The chunk whose first voxel is at a place; None if the file holds none."""
+        number = self._number(place)
+        at = int(np.searchsorted(self._numbers, number))
+        if at == len(self._numbers) or self._numbers[at] != number:
+            return None
+        return StoredChunk(*map(int, self._stored[at]))
+
+    def _number(self, place: Sequence[int]) -> int:
+        number = 0
+        for start, chunk, count in zip(place, self._chunks, self._counts, strict=True):
+            number = number * count + start // chunk
+        return number
+
+
+def check_chunks(dataset: Any, chunks: ChunkIndex, index: Sequence[slice]) -> None:
     """Refuse a chunk of a window that unpacks to fewer bytes than its voxels.
 
     Chunks that other filters than deflate, shuffle and Fletcher's checksum have packed are left to
     HDF5.
 
     Args:
-        dataset: the dataset, open.
+        dataset: the dataset, open, with chunks.
+        chunks: where they lie.
         index: the window, a slice for each axis.
 
     Raises:
         PermanentReadError: there is such a chunk.
         OSError: HDF5 cannot read one.
     """
-    if not dataset.chunks:
-        return
     filters = _filters(dataset)
     if not {_DEFLATE, _SHUFFLE, _FLETCHER32}.issuperset(filters):
         return
     nbytes = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
     for place in _chunk_places(dataset, index):
-        held = _unpacked_bytes(dataset, place, filters, nbytes)
+        stored = chunks.find(place)
+        held = None if stored is None else _unpacked_bytes(dataset, place, stored, filters, nbytes)
         if held is not None and held < nbytes:
             raise PermanentReadError(
-                f"the chunk at {place} of {dataset.file.filename}:{dataset.name} holds {held:,} "
-                f"bytes, expected {nbytes:,}: the file is damaged. Copy or save it again."
+                f"its chunk at {place} holds {held:,} bytes, expected {nbytes:,}: the file is "
+                "damaged. Copy or save it again."
             )
+
+
+def chunk_parts(dataset: Any, chunks: ChunkIndex, index: Sequence[slice]) -> list[tuple[int, int]]:
+    """The parts of a file that hold the chunks of a window, but for chunks of a size in doubt.
+
+    Args:
+        dataset: the dataset, open, with chunks.
+        chunks: where they lie.
+        index: the window, a slice for each axis.
+
+    Returns:
+        The first byte of each, and the one behind its last.
+    """
+    most = 2 * math.prod(dataset.chunks) * dataset.id.get_type().get_size() + _FURTHER_BYTES
+    found = (chunks.find(place) for place in _chunk_places(dataset, index))
+    return [
+        (chunk.start, chunk.start + chunk.size)
+        for chunk in found
+        if chunk is not None and 0 < chunk.size <= most
+    ]
 
 
 def check_chunk_places(name: str, dataset: Any) -> None:
@@ -99,14 +184,15 @@ def _chunk_places(dataset: Any, index: Sequence[slice]) -> list[tuple[int, ...]]
 
 
 def _unpacked_bytes(
-    dataset: Any, place: tuple[int, ...], filters: Sequence[int], most: int
-) -> int | None:
-    """Bytes that a chunk holds once it is unpacked, up to ``most``; None if there is no chunk."""
-    stored = dataset.id.get_chunk_info_by_coord(place)
-    if stored.byte_offset is None:
-        return None
+    dataset: Any,
+    place: tuple[int, ...],
+    stored: StoredChunk,
+    filters: Sequence[int],
+    most: int,
+) -> int:
+    """Bytes that a chunk holds once it is unpacked, up to ``most``."""
     applied = [each for bit, each in enumerate(filters) if not stored.filter_mask >> bit & 1]
-    size = int(stored.size) - _CHECKSUM_BYTES * applied.count(_FLETCHER32)
+    size = stored.size - _CHECKSUM_BYTES * applied.count(_FLETCHER32)
     if _DEFLATE not in applied:
         return size
     _, packed = dataset.id.read_direct_chunk(place)

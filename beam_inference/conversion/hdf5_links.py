@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,23 +16,25 @@ import numpy as np
 
 from beam_inference.conversion.named_files import file_beside
 from beam_inference.conversion.protocol import import_library
+from beam_inference.conversion.stored_files import StoredFile
 from beam_inference.errors import VolumeError
+from beam_inference.volumes.remote_files import RemoteFile
 
 _MOST_LINKS = 16
 """Links that are followed one after the other: there may be circles."""
 
-OpenFile = Callable[[str], Any]
+OpenFile = Callable[[StoredFile], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlace:
     """A dataset, or a place where there is none: the file, and the path in it without links."""
 
-    path: str
+    path: StoredFile
     name: str
 
 
-def follow_links(open_file: OpenFile, path: str, name: str) -> DatasetPlace | None:
+def follow_links(open_file: OpenFile, path: StoredFile, name: str) -> DatasetPlace | None:
     """Find the dataset or group of a name, and follow the links on the way.
 
     Args:
@@ -59,7 +62,7 @@ def follow_links(open_file: OpenFile, path: str, name: str) -> DatasetPlace | No
     )
 
 
-def _next_place(path: str, file: Any, name: str) -> DatasetPlace | None:
+def _next_place(path: StoredFile, file: Any, name: str) -> DatasetPlace | None:
     """The place that the first link on the way leads to; the place itself if there is none."""
     h5py = import_library("h5py", "HDF5")
     parts = [part for part in name.split("/") if part]
@@ -71,7 +74,7 @@ def _next_place(path: str, file: Any, name: str) -> DatasetPlace | None:
             return None
         if isinstance(link, h5py.ExternalLink):
             other = file_beside(path, link.filename)
-            return DatasetPlace(str(other), posixpath.join(link.path, behind).strip("/"))
+            return DatasetPlace(other, posixpath.join(link.path, behind).strip("/"))
         if isinstance(link, h5py.SoftLink):
             here = "/".join(parts[:depth])
             return DatasetPlace(path, posixpath.join("/", here, link.path, behind).strip("/"))
@@ -79,7 +82,7 @@ def _next_place(path: str, file: Any, name: str) -> DatasetPlace | None:
     return DatasetPlace(path, name)
 
 
-def check_voxels_are_near(open_file: OpenFile, path: str, dataset: Any) -> None:
+def check_voxels_are_near(open_file: OpenFile, path: StoredFile, dataset: Any) -> None:
     """Refuse a dataset whose voxels lie outside its file, but for files in its folder.
 
     Args:
@@ -107,7 +110,12 @@ def check_voxels_are_near(open_file: OpenFile, path: str, dataset: Any) -> None:
                 "voxels into one file first."
             )
         is_inside = source.file_name == "."
-        other = path if is_inside else str(file_beside(path, source.file_name))
+        if isinstance(path, RemoteFile) and not is_inside:
+            raise VolumeError(
+                f"{path}:{dataset.name} is put together from {source.file_name}, another file, "
+                "which HDF5's library opens on disks only. Copy both into one folder here first."
+            )
+        other = path if is_inside else file_beside(path, source.file_name)
         place = follow_links(open_file, other, source.dset_name)
         if place is None:
             raise VolumeError(

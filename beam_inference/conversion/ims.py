@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from beam_inference.config.fields import Json
-from beam_inference.conversion.hdf5 import Hdf5Source, hdf5_dataset, open_file
+from beam_inference.conversion.hdf5 import Hdf5Source, hdf5_dataset
+from beam_inference.conversion.hdf5_file import as_argument, file_of_argument, open_file
 from beam_inference.conversion.planes import Image, choose_volume, nm_of_micrometres
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
@@ -20,7 +21,7 @@ from beam_inference.conversion.protocol import (
     import_library,
     stated_voxel_size,
 )
-from beam_inference.conversion.stored_files import file_identity
+from beam_inference.conversion.stored_files import StoredFile, file_identity
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, triple
@@ -35,12 +36,12 @@ class ImsSource:
     """A volume of an Imaris file: a scale of a time.
 
     Attributes:
-        path: path of the file.
+        path: the file.
         channels: the dataset of each channel; its extent is rounded up to whole blocks.
         info: its extent, dtype, and so on.
     """
 
-    path: str
+    path: StoredFile
     channels: tuple[Hdf5Source, ...]
     info: SourceInfo
 
@@ -59,7 +60,7 @@ class ImsSource:
         return read
 
 
-def ims_source(path: str, name: str | None, scale: int) -> ImsSource:
+def ims_source(path: StoredFile, name: str | None, scale: int) -> ImsSource:
     """A volume of an ``.ims`` file; with several times, "T0", "T1" and so on.
 
     Args:
@@ -73,14 +74,21 @@ def ims_source(path: str, name: str | None, scale: int) -> ImsSource:
     """
     import_library("h5py", "IMS")
     complaint = f"{path} cannot be read as IMS"
-    arguments = [path, str(scale), *([] if name is None else [name])]
+    arguments = [as_argument(path), str(scale), *([] if name is None else [name])]
     run_apart(complaint, __name__, try_volume.__name__, *arguments)
     with header_errors(complaint):
         return _describe(path, name, scale)
 
 
-def try_volume(path: str, scale: str, name: str | None = None) -> None:
-    """Read what :func:`ims_source` reads, and where the chunks of its datasets lie."""
+def try_volume(argument: str, scale: str, name: str | None = None) -> None:
+    """Read what :func:`ims_source` reads, and where the chunks of its datasets lie.
+
+    Args:
+        argument: the file, as :func:`~beam_inference.conversion.hdf5_file.as_argument` has it.
+        scale: number of its scale.
+        name: name of the volume; None if there is one alone.
+    """
+    path = file_of_argument(argument)
     source = _describe(path, name, int(scale))
     with open_file(path) as file:
         for channel in source.channels:
@@ -89,7 +97,7 @@ def try_volume(path: str, scale: str, name: str | None = None) -> None:
                 dataset.id.get_num_chunks()
 
 
-def _describe(path: str, name: str | None, scale: int) -> ImsSource:
+def _describe(path: StoredFile, name: str | None, scale: int) -> ImsSource:
     with open_file(path) as file:
         levels = _count(file.get("DataSet"), "ResolutionLevel")
         if not levels:
@@ -101,7 +109,7 @@ def _describe(path: str, name: str | None, scale: int) -> ImsSource:
         level = _LEVEL.format(scale)
         times = _count(file[level], "TimePoint")
         further = (("T", times),) if times > 1 else ()
-        chosen = choose_volume(path, [Image("", further)], name)
+        chosen = choose_volume(str(path), [Image("", further)], name)
         place = f"{level}/TimePoint {chosen.positions.get('T', 0)}"
         count = _count(file[place], "Channel")
         if not 1 <= count <= _MOST_CHANNELS:
@@ -111,7 +119,7 @@ def _describe(path: str, name: str | None, scale: int) -> ImsSource:
     if len(sizes) > 1:
         raise VolumeError(f"{path} states several sizes of its channels at {place}: {sizes}")
     (size,) = sizes
-    check_shape(path, size)
+    check_shape(str(path), size)
     channels = tuple(hdf5_dataset(path, f"{place}/Channel {n}/Data") for n in range(count))
     first = channels[0].info
     if any(each.axes != "ZYX" or any(each.info.bounds.start) for each in channels):

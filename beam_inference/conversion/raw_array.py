@@ -88,19 +88,11 @@ class RawLayout:
         Raises:
             The errors of :meth:`RemoteFile.read`.
         """
-        windows = dict(zip("CZYX", (slice(None), *_slices(box)), strict=True))
-        parts = [
-            range(extent)[windows[axis]] for axis, extent in zip(self.axes, self.shape, strict=True)
-        ]
         dtype = np.dtype(self.dtype)
         steps = _strides(self.shape, dtype.itemsize)
+        parts = self._window(box)
         stretches = list(_stretches(parts, steps, dtype.itemsize))
-        places = []
-        for stretch in stretches:
-            start = self.offset + sum(
-                part.start * step for part, step in zip(stretch, steps, strict=True)
-            )
-            places.append((start, start + _span(stretch, steps, dtype.itemsize)))
+        places = [self._place(stretch, steps) for stretch in stretches]
         out = np.empty(tuple(map(len, parts)), dtype.newbyteorder("="))
         for stretch, content in zip(stretches, file.read_parts(places), strict=True):
             shape = tuple(map(len, stretch))
@@ -110,6 +102,31 @@ class RawLayout:
             )
             out[target] = np.ndarray(shape, dtype, content, strides=steps)
         return np.ascontiguousarray(as_czyx(out, self.axes))
+
+    def places(self, box: BoundingBox) -> list[tuple[int, int]]:
+        """The stretches of a file that hold the voxels of a box, and mostly these.
+
+        Args:
+            box: counted from the array's first voxel.
+
+        Returns:
+            The first byte of each, and the one behind its last.
+        """
+        steps = _strides(self.shape, np.dtype(self.dtype).itemsize)
+        stretches = _stretches(self._window(box), steps, np.dtype(self.dtype).itemsize)
+        return [self._place(stretch, steps) for stretch in stretches]
+
+    def _window(self, box: BoundingBox) -> list[range]:
+        windows = dict(zip("CZYX", (slice(None), *_slices(box)), strict=True))
+        return [
+            range(extent)[windows[axis]] for axis, extent in zip(self.axes, self.shape, strict=True)
+        ]
+
+    def _place(self, stretch: Sequence[range], steps: tuple[int, ...]) -> tuple[int, int]:
+        start = self.offset + sum(
+            part.start * step for part, step in zip(stretch, steps, strict=True)
+        )
+        return start, start + _span(stretch, steps, np.dtype(self.dtype).itemsize)
 
     def write(self, file: str | IO[bytes], box: BoundingBox, array: Voxels) -> None:
         """Write (channels, *box.shape) voxels to a box, counted from the array's first voxel."""

@@ -221,9 +221,10 @@ def _count_bytes(file: RemoteFile) -> int:
 def _read_kept(file: RemoteFile, number: int) -> bytes:
     """One of the parts of a file that readers of headers come back to; empty behind its end."""
     start = number * BUFFER_BYTES
-    if file.holds(start + BUFFER_BYTES - 1):
+    try:
         return file.read(start, start + BUFFER_BYTES)
-    return file.read(start, None) if file.holds(start) else b""
+    except PermanentReadError:  # mostly because it ends before
+        return file.read(start, None) if file.holds(start) else b""
 
 
 class _Stream(io.RawIOBase):

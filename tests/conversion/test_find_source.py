@@ -228,7 +228,7 @@ def test_a_chunk_of_hdf5_that_holds_too_little_is_damaged(tmp_path, compression,
     if checksum:
         assert_holds(source, array)
         return
-    with pytest.raises(PermanentReadError, match=r"\(4, 4, 4\) .* holds 64 bytes, expected 128"):
+    with pytest.raises(PermanentReadError, match=r"\(4, 4, 4\) holds 64 bytes, expected 128"):
         source.open()(source.info.bounds)
 
 

@@ -6,6 +6,7 @@ import math
 import pickle
 import tempfile
 import uuid
+import zlib
 
 import h5py
 import numpy as np
@@ -18,7 +19,7 @@ from foreign_files import mrc_bytes, nifti_bytes, nrrd_bytes
 from helpers import read_volume
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instrument_files import write_dicom, write_ims
+from instrument_files import lif_bytes, write_dicom, write_ims
 from PIL import Image
 from source_volumes import assert_holds, random_array
 
@@ -205,23 +206,18 @@ def test_a_header_names_files_of_its_own_folder_only():
         source_of(f"{folder}/e.nhdr")
 
 
-@pytest.mark.slow
-def test_links_of_hdf5_lead_nowhere_and_copies_are_removed(temporary):
-    def save(file):
-        with h5py.File(file, "w") as hdf5:
-            hdf5["near"] = ARRAY
-            hdf5["far"] = h5py.ExternalLink("/etc/other.h5", "x")
-            hdf5["beside"] = h5py.ExternalLink("a.h5", "volumes/raw")
+def lif_of(array):
+    return lif_bytes({"a": array[None, None]})
 
-    folder = put({"b.h5": content_of(save), "a.h5": FILES["a.h5"]})
-    for name, message in [("far", "leads out of its folder"), ("beside", "there is none in")]:
-        with pytest.raises(VolumeError, match=message):
-            source_of(f"{folder}/b.h5:{name}")
-    source = source_of(f"{folder}/b.h5:near")
+
+@pytest.mark.slow
+def test_copies_are_shared_and_removed(temporary):
+    folder = put({"a.lif": lif_of(ARRAY), "b.lif": lif_of(ARRAY[::-1])})
+    source = source_of(f"{folder}/a.lif")
     read = source.open()
     assert len(list(temporary.iterdir())) == 1  # launch and worker share it in one process
     np.testing.assert_array_equal(read(source.info.bounds)[0], ARRAY)
-    source_of(f"{folder}/a.h5")  # takes the place of the one that is kept
+    source_of(f"{folder}/b.lif")  # takes the place of the one that is kept
     assert len(list(temporary.iterdir())) == 2
     del read
     assert len(list(temporary.iterdir())) == 1
@@ -229,12 +225,119 @@ def test_links_of_hdf5_lead_nowhere_and_copies_are_removed(temporary):
 
 def test_a_copy_that_has_no_room_is_refused_before_it_is_made(temporary):
     with (
-        WebFiles({"/a.h5": Zeros(2**48)}) as web,
-        pytest.raises(VolumeError, match=r"a\.h5 has 262144\.0 GiB.*Set TMPDIR"),
+        WebFiles({"/a.lif": Zeros(2**48)}) as web,
+        pytest.raises(VolumeError, match=r"a\.lif has 262144\.0 GiB.*Set TMPDIR"),
     ):
-        source_of(f"{web.url}/a.h5")
-    assert web.sent["/a.h5"] < 2**20
+        source_of(f"{web.url}/a.lif")
+    assert web.sent["/a.lif"] < 2**20
     assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("options", [{"chunks": (8, 64, 64), "compression": "gzip"}, {}])
+def test_windows_of_hdf5_are_read_by_ranges(temporary, options):
+    array = random_array("uint16", (64, 256, 256))
+    content = hdf5_bytes(array, **options)
+    with WebFiles({"/a.h5": content}) as web:
+        source = source_of(f"{web.url}/a.h5:volumes/raw")
+        assert web.sent["/a.h5"] < len(content) / 8
+        read = source.open()
+        for box in (
+            BoundingBox((8, 0, 0), (16, 256, 256)),
+            BoundingBox((17, 64, 0), (18, 130, 99)),
+        ):
+            web.sent.clear()
+            web.answers.clear()
+            window = (slice(a, b) for a, b in zip(box.start, box.stop, strict=True))
+            np.testing.assert_array_equal(read(box)[0], array[tuple(window)])
+            # 8 deep chunks of 64 x 64 voxels for the second box
+            assert web.sent["/a.h5"] < max(2 * box.size, 4 * 8 * 64 * 64) * 2 + 2**17
+            assert web.answers["/a.h5"] < 24
+        assert_holds(source, array)
+    assert not list(temporary.iterdir())
+
+
+def save_hdf5(fill):
+    def save(file):
+        with h5py.File(file, "w") as hdf5:
+            fill(hdf5)
+
+    return content_of(save)
+
+
+def virtual_dataset(*sources):
+    """Fills a file with a dataset "v" that is put together from "x" of files."""
+
+    def fill(hdf5):
+        hdf5["x"] = ARRAY
+        layout = h5py.VirtualLayout((len(sources) * len(ARRAY), *ARRAY.shape[1:]), ARRAY.dtype)
+        for number, name in enumerate(sources):
+            layout[number * len(ARRAY) : (number + 1) * len(ARRAY)] = h5py.VirtualSource(
+                name, "x", ARRAY.shape
+            )
+        hdf5.create_virtual_dataset("v", layout)
+
+    return fill
+
+
+def test_links_and_parts_of_hdf5_lead_to_files_beside_only(tmp_path):
+    (tmp_path / "here.h5").write_bytes(save_hdf5(lambda hdf5: hdf5.create_dataset("x", data=[7])))
+
+    def links(hdf5):
+        hdf5["near"] = ARRAY
+        hdf5["far"] = h5py.ExternalLink("/etc/other.h5", "x")
+        hdf5["local"] = h5py.ExternalLink(str(tmp_path / "here.h5"), "x")
+        hdf5["beside"] = h5py.ExternalLink("a.h5", "volumes/raw")
+        hdf5["absent"] = h5py.ExternalLink("c.h5", "x")
+        raw = [(str(tmp_path / "here.h5"), 0, 27000)]
+        hdf5.create_dataset("outside", (5, 60, 90), "u1", external=raw)
+
+    folder = put(
+        {
+            "b.h5": save_hdf5(links),
+            "a.h5": FILES["a.h5"],
+            "inside.h5": save_hdf5(virtual_dataset(".", ".")),
+            "other.h5": save_hdf5(virtual_dataset(".", "a.h5")),
+        }
+    )
+    for name in ("b.h5:near", "b.h5:beside"):
+        assert_holds(source_of(f"{folder}/{name}"), ARRAY)
+    assert_holds(source_of(f"{folder}/inside.h5:v"), np.concatenate([ARRAY, ARRAY]))
+    for name, message in [
+        ("b.h5:far", "may lead out of its folder"),
+        ("b.h5:local", "may lead out of its folder"),
+        ("b.h5:absent", "there is nothing at"),
+        ("b.h5:outside", "a file without a format, which is not read in its place"),
+        ("other.h5:v", r"put together from a\.h5, another file.*Copy both"),
+    ]:
+        with pytest.raises(VolumeError, match=message):
+            source_of(f"{folder}/{name}")
+
+
+def test_an_hdf5_file_that_is_replaced_meanwhile_is_not_mixed():
+    content = hdf5_bytes(random_array("uint8", (16, 256, 256)))
+    folder = put({"a.h5": content})
+    source = source_of(f"{folder}/a.h5:volumes/raw")
+    read = source.open()
+    open_kvstore(folder).write("a.h5", content + b"x").result()
+    with pytest.raises(WorkerFault, match=r"a\.h5 was changed since"):
+        read(source.info.bounds)
+
+
+def test_a_chunk_of_hdf5_that_is_cut_off_or_too_short_is_told():
+    def fill(hdf5):
+        dataset = hdf5.create_dataset("x", ARRAY.shape, "u2", chunks=(1, 40, 30))
+        dataset[...] = ARRAY
+        short = hdf5.create_dataset("y", ARRAY.shape, "u2", chunks=(1, 40, 30), compression="gzip")
+        short[...] = ARRAY
+        short.id.write_direct_chunk((2, 0, 0), zlib.compress(ARRAY[2].tobytes()[:-2]))
+
+    source = source_of(f"{put({'a.h5': save_hdf5(fill)})}/a.h5:y")
+    read = source.open()
+    first = BoundingBox((0, 0, 0), (2, 40, 30))
+    np.testing.assert_array_equal(read(first)[0], ARRAY[:2])
+    with pytest.raises(PermanentReadError, match=r"chunk at \(2, 0, 0\) holds 2,398 bytes"):
+        read(source.info.bounds)
+    np.testing.assert_array_equal(read(first)[0], ARRAY[:2])
 
 
 def slices_of(array, kind, pattern="s{}"):
