@@ -14,6 +14,7 @@ from beam_inference.job.messages import Record
 from beam_inference.job.ownership import Claim
 from beam_inference.job.parts import cutout, output_spec
 from beam_inference.job.records import Part
+from beam_inference.job.runs import chunk_seconds_of
 from beam_inference.job.state import StopRequest
 from beam_inference.volumes.volume import TransientWriteError, Volume
 from beam_inference.worker.chunk_inference import ChunkInference
@@ -74,7 +75,7 @@ class ChunkSteps:
     def __init__(self, opened: OpenJob, inference: ChunkInference) -> None:
         self.opened = opened
         self.journal = Journal(opened.launch, opened.job, opened.state)
-        self.pace = Pace(opened.launch.io_depth)
+        self.pace = Pace(opened.launch.io_depth, chunk_seconds_of(opened.job))
         self.device = DeviceTurns(opened, inference, self.journal, self.pace)
         self.should_stop = StopRequest(opened.state, opened.launch.id)
         self._claims = [

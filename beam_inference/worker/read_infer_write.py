@@ -35,6 +35,9 @@ _REMEMBERED = 8
 _RESERVE = 1.5
 """Stores are not always as fast: so many times the mean is covered."""
 
+_UNKNOWN_SECONDS = 1.0
+"""What a chunk is taken to take until one was computed, if the network was not tried."""
+
 _SMALL_SHARE = 0.02
 """Waits that are no longer than this share of what is computed meanwhile are let be."""
 
@@ -80,6 +83,7 @@ class Pace:
 
     Args:
         depth: most inputs that a thread reads ahead, and most results that it is writing.
+        chunk_seconds: that the network is expected to take for a chunk; 0 if nobody knows.
 
     Attributes:
         depth: the same.
@@ -89,8 +93,9 @@ class Pace:
             beside input and result is planned once for each thread.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, chunk_seconds: float = 0.0) -> None:
         self.depth = depth
+        self._chunk_seconds = chunk_seconds or _UNKNOWN_SECONDS
         self.inputs = Slots(depth + 1)
         self.results = Slots(depth + 1)
         self.computing = Slots(1)
@@ -138,17 +143,18 @@ class Pace:
         """How many stretches of chunks are to be begun while another one is computed.
 
         Each waits for its claim, for receipts, its first input and its last write, and for its
-        claim to be given back. Long stretches need none ahead.
+        claim to be given back. Long stretches need none ahead. As long as no claim was measured it
+        is one, and no more than needed then: what this process claims, no other one does.
 
         Args:
             length: chunks of a stretch.
         """
-        most = min(MOST_STRETCHES, math.ceil(self.depth / length))
-        if not self._means.keys() >= {"claim", "read", "infer", "write"}:
-            return most
         means = self._means
-        waiting = 3 * means["claim"] + means["read"] + means["write"]
-        computing = max(length * means["infer"], 1e-6)
+        if "claim" not in means:
+            return 1
+        claim = means["claim"]
+        waiting = 3 * claim + means.get("read", claim) + means.get("write", claim)
+        computing = max(length * means.get("infer", self._chunk_seconds), 1e-6)
         if waiting <= _SMALL_SHARE * computing:
             return 0
         return min(MOST_STRETCHES, math.ceil(_RESERVE * waiting / computing))

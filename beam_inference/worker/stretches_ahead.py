@@ -86,6 +86,7 @@ class StretchesAhead:
         try:
             while (found := self._begin_next()) is not None:
                 number, done = found
+                self.top_up()  # how many are wanted may be known by now
                 try:
                     done.set_result(self._do(number))
                 except BaseException as error:
