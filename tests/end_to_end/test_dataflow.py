@@ -182,7 +182,9 @@ def test_the_submitted_graph_is_executed_with_retries_and_gives_the_same_bytes(
         np.testing.assert_array_equal(result_of(cloud.gcs), local)
         assert cloud.gcs.refused == 3, "three attempts of a bundle ended with an error"
         assert cloud.reports, cloud.logs
-        assert cloud.reports[0]["counters"]["chunks_done"] == 8
+        # Of an attempt that failed, the stand-in counts the chunks that were done before, too: how
+        # many these are depends on which request of which thread was refused.
+        assert 8 <= cloud.reports[0]["counters"]["chunks_done"] <= 4 * 8
         assert sum(cloud.gcs.failures.values()) > 2
         (job,) = dataflow.jobs.values()
     environment = job.body["environment"]
