@@ -6,7 +6,6 @@ In object stores and on web servers, a range of numbers or a list may name them.
 from __future__ import annotations
 
 import glob
-import hashlib
 import io
 import math
 from collections import Counter
@@ -35,9 +34,10 @@ from beam_inference.conversion.protocol import (
     placement_in_space,
 )
 from beam_inference.conversion.stored_files import (
+    FILES_AT_A_TIME,
     StoredFile,
-    content_line,
     find_files,
+    hash_contents,
     is_url,
     open_stream,
 )
@@ -63,7 +63,6 @@ _SAME_DIRECTION = 1e-3
 _MOST_FRAMES = 10**5
 _LARGEST_SCALE = float(np.finfo(np.float32).max)
 _NAMES_IN_MESSAGE = 10
-_FILES_AT_A_TIME = 8
 _HEADER_BYTES = 2**24
 """Bytes that a file of a slice may have beyond twice its voxels, in an object store."""
 _BEHIND_META = 0x00030000
@@ -139,7 +138,7 @@ class DicomSeries:
         if _hash_of_files(self.frames) != self.files_hash:
             raise WorkerFault(f"the files of {self._folder} are not those of the launch")
         counts = Counter(file for file, _ in self.frames)
-        at_a_time = _FILES_AT_A_TIME if isinstance(self.frames[0][0], RemoteFile) else 1
+        at_a_time = FILES_AT_A_TIME if isinstance(self.frames[0][0], RemoteFile) else 1
 
         def read(box: BoundingBox) -> Voxels:
             out = np.empty((self.info.channels, *box.shape), self.info.dtype)
@@ -213,7 +212,7 @@ def dicom_series(pattern: str, name: str | None, storage: Storage = LOCAL) -> Di
     """
     import_library("pydicom", "DICOM", INSTRUMENTS)
     files = _remote_files(pattern, storage) if is_url(pattern) else _paths(pattern)
-    at_a_time = _FILES_AT_A_TIME if is_url(pattern) else 1
+    at_a_time = FILES_AT_A_TIME if is_url(pattern) else 1
     with ThreadPoolExecutor(at_a_time) as executor:
         headers = [each for found in executor.map(_read_header, files) for each in found]
     if not headers:
@@ -270,7 +269,7 @@ def _remote_files(url: str, storage: Storage) -> list[StoredFile]:
         return find_files([url], storage)
     urls = [each for each in list_remote_files(url, storage) if not each.endswith("/DICOMDIR")]
     files = find_files(urls, storage)
-    with ThreadPoolExecutor(_FILES_AT_A_TIME) as executor:
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as executor:
         are_dicom = list(executor.map(_is_dicom, files))
     if is_range(url) and not all(are_dicom):
         raise VolumeError(f"{files[are_dicom.index(False)]} is no DICOM file")
@@ -656,5 +655,4 @@ def _depth(slices: Sequence[_Slice]) -> float | None:
 
 
 def _hash_of_files(frames: Sequence[tuple[StoredFile, int]]) -> str:
-    lines = map(content_line, dict.fromkeys(file for file, _ in frames))
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return hash_contents(dict.fromkeys(file for file, _ in frames))

@@ -185,7 +185,8 @@ def _remote_source(url: str, dataset: str | None, scale: int, storage: Storage) 
     check_url(url)
     suffix = _suffix(url)
     if names_files(url):
-        return _files_source(url, dataset, scale, storage)
+        kind = _kind_of_files(list_remote_files(url, storage), storage)
+        return _files_source(url, kind, dataset, scale, storage)
     if suffix is not None:
         _check_choice(url, suffix, dataset, scale)
         if suffix in _SLICES:
@@ -197,14 +198,16 @@ def _remote_source(url: str, dataset: str | None, scale: int, storage: Storage) 
         if re.match("https?://", url):
             raise VolumeError(f"there is no volume at {url}. If files lie there: {HOW_TO_NAME}")
         pattern = f"{url.rstrip('/')}/*"
-        if _kind_of_files(list_remote_files(pattern, storage), storage) is not None:
-            return _files_source(pattern, dataset, scale, storage)
+        kind = _kind_of_files(list_remote_files(pattern, storage), storage)
+        if kind is not None:
+            return _files_source(pattern, kind, dataset, scale, storage)
     return tensorstore_volume(_inside(url, dataset), scale, storage)
 
 
-def _files_source(url: str, dataset: str | None, scale: int, storage: Storage) -> Source:
-    """The volume in several files: a series of DICOM, or slices."""
-    kind = _kind_of_files(list_remote_files(url, storage), storage)
+def _files_source(
+    url: str, kind: str | None, dataset: str | None, scale: int, storage: Storage
+) -> Source:
+    """The volume in several files of a kind: a series of DICOM, or slices."""
     _check_choice(url, kind, dataset, scale)
     return dicom_series(url, dataset, storage) if kind == ".dcm" else slice_stack(url, storage)
 

@@ -30,9 +30,10 @@ from beam_inference.conversion.protocol import (
     Voxels,
 )
 from beam_inference.conversion.stored_files import (
+    FILES_AT_A_TIME,
     StoredFile,
-    content_line,
     find_files,
+    hash_contents,
     is_url,
 )
 from beam_inference.conversion.tiff import read_tiff_slice, read_tiff_slice_header
@@ -61,7 +62,6 @@ _FORMATS = {
     ".jpg": _PICTURE,
     ".jpeg": _PICTURE,
 }
-_HEADERS_AT_A_TIME = 8
 _SLICES_AT_A_TIME = 4
 _HEADER_BYTES = 2**24
 """Bytes that a slice may have beyond twice its voxels, in an object store."""
@@ -139,7 +139,7 @@ def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
     """The slices of a folder or a glob; the headers of all of them are read.
 
     Args:
-        pattern: path of a folder, glob, or URL of either, of a range or of a list.
+        pattern: path of a folder, glob, or URL of a slice, a glob, a range or a list.
         storage: how object stores are reached.
 
     Raises:
@@ -147,10 +147,7 @@ def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
         ConfigError: a library is not installed.
     """
     is_remote = is_url(pattern)
-    if is_remote:
-        is_folder = not names_files(pattern) and _suffix(pattern) not in _FORMATS
-        pattern = f"{pattern.rstrip('/')}/*" if is_folder else pattern
-    else:
+    if not is_remote:
         pattern = str(Path(pattern).absolute())
         if Path(pattern).is_dir():
             pattern = f"{glob.escape(pattern)}/*"
@@ -179,7 +176,7 @@ def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
         header.grain,
         numbering_notes([Path(path).name for path in paths]) + header.notes,
     )
-    return SliceStack(pattern, _hash(paths), _hash(map(content_line, files)), info, storage)
+    return SliceStack(pattern, _hash(paths), hash_contents(files), info, storage)
 
 
 def is_slice(path: str) -> bool:
@@ -232,7 +229,7 @@ def _common_header(paths: Sequence[StoredFile]) -> SliceHeader:
         VolumeError: they differ.
     """
     read_header = _format_of(str(paths[0])).read_header
-    with ThreadPoolExecutor(_HEADERS_AT_A_TIME) as executor:
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as executor:
         headers = list(executor.map(read_header, paths))
     first: dict[SliceHeader, StoredFile] = {}  # a path by its header but for the grain
     for path, header in zip(paths, headers, strict=True):

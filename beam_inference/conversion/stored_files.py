@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -12,7 +13,8 @@ from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.volumes.remote_files import BUFFER_BYTES, RemoteFile, find_remote_file
 
-_FILES_AT_A_TIME = 8
+FILES_AT_A_TIME = 8
+"""Files of a series or a stack whose headers are read at a time."""
 
 StoredFile: TypeAlias = str | RemoteFile
 """The path of a file of this machine, or a file in an object store; as text, the name of either."""
@@ -60,11 +62,16 @@ def find_files(paths: Sequence[str], storage: Storage) -> list[StoredFile]:
     """
     if not paths or not is_url(paths[0]):
         return list(paths)
-    with ThreadPoolExecutor(_FILES_AT_A_TIME) as executor:
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as executor:
         return list(executor.map(lambda url: find_remote_file(url, storage), paths))
 
 
-def content_line(file: StoredFile) -> str:
+def hash_contents(files: Iterable[StoredFile]) -> str:
+    """A hash of files' names and of what changes with their contents, in order."""
+    return hashlib.sha256("\n".join(map(_content_line, files)).encode()).hexdigest()
+
+
+def _content_line(file: StoredFile) -> str:
     """What of a file changes with its content, as a line of text."""
     if isinstance(file, RemoteFile):
         return f"{file.url} {file.generation}"
