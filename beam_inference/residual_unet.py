@@ -234,7 +234,7 @@ class _InPlaceFunction(torch.autograd.Function):
         counts: bool,
         *arrays: Tensor,
     ) -> tuple[Tensor, ...]:
-        axes, shape = _channel_axes(arrays[0])
+        axes, shape = channel_axes(arrays[0])
         dtype = arrays[0].dtype
         wide = torch.promote_types(dtype, torch.float32)
         share = scale.new_tensor([float(sum(x.numel() // x.shape[1] for x in arrays))], dtype=wide)
@@ -261,7 +261,7 @@ class _InPlaceFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale, bias, inverse, count, *arrays = ctx.saved_tensors
-        axes, shape = _channel_axes(arrays[0])
+        axes, shape = channel_axes(arrays[0])
         dtype = arrays[0].dtype
         of_bias = torch.zeros_like(inverse)
         of_scale = torch.zeros_like(inverse)
@@ -283,7 +283,7 @@ class _InPlaceFunction(torch.autograd.Function):
         return of_scale, of_bias, None, None, None, *(gradient for gradient, _ in pairs)
 
 
-def _channel_axes(x: Tensor) -> tuple[list[int], list[int]]:
+def channel_axes(x: Tensor) -> tuple[list[int], list[int]]:
     """The axes other than channels, and the shape of a value for each channel."""
     axes = [axis for axis in range(x.ndim) if axis != 1]
     return axes, [-1 if axis == 1 else 1 for axis in range(x.ndim)]

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from beam_inference.residual_unet import channel_axes
+
 
 @dataclass(frozen=True)
 class Sets:
@@ -35,7 +37,7 @@ class Sets:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of each channel's set, (C,).
+    """Holds what was measured of each channel's set, (C,).
 
     Attributes:
         mean: of its values.
@@ -64,7 +66,7 @@ def measure_statistics(arrays: Sequence[Tensor], sets: Sets) -> Statistics:
     for array in arrays:
         own = array.numel() // channels
         if own:
-            spread, means = torch.var_mean(array.to(wide), _not_channels(array), correction=0)
+            spread, means = torch.var_mean(array.to(wide), channel_axes(array)[0], correction=0)
             means = means.double()
             moments = [torch.ones_like(means), means, spread.double() + means.square()]
             sums += own * torch.stack(moments)
@@ -132,36 +134,30 @@ class _Normalize(torch.autograd.Function):
         sums = torch.zeros_like(mean)
         products = torch.zeros_like(mean)
         for array, gradient in zip(arrays, gradients, strict=True):
+            axes, _ = channel_axes(array)
             normal = _shift_and_scale(array, mean, inverse)
-            sums += gradient.sum(_not_channels(array), dtype=mean.dtype)
-            products += (gradient * normal).sum(_not_channels(array))
+            sums += gradient.sum(axes, dtype=mean.dtype)
+            products += (gradient * normal).sum(axes)
         of_mean, of_variance = ctx.sets.add(torch.stack([sums, products]) * scale) / count
         if not ctx.sets.counts:  # these arrays have not changed the statistics
             of_mean = torch.zeros_like(of_mean)
             of_variance = torch.zeros_like(of_variance)
         results = []
         for array, gradient in zip(arrays, gradients, strict=True):
-            result = gradient * _of_channels(scale, array)
-            result -= _of_channels(of_mean.to(mean.dtype), array)
+            _, shape = channel_axes(array)
+            result = gradient * scale.view(shape)
+            result -= of_mean.to(mean.dtype).view(shape)
             # Computed again: kept from above, it would be of all arrays at a time.
             normal = _shift_and_scale(array, mean, inverse)
-            result -= normal.mul_(_of_channels(of_variance.to(mean.dtype), array))
-            result *= _of_channels(inverse, array)
+            result -= normal.mul_(of_variance.to(mean.dtype).view(shape))
+            result *= inverse.view(shape)
             results.append(result.to(array.dtype))
         of_weight = None if weight is None else products.to(weight.dtype)
         of_bias = None if bias is None else sums.to(bias.dtype)
         return None, of_weight, of_bias, None, None, *results
 
 
-def _not_channels(array: Tensor) -> list[int]:
-    return [axis for axis in range(array.ndim) if axis != 1]
-
-
-def _of_channels(each: Tensor, array: Tensor) -> Tensor:
-    """Values of channels (C,) beside an array (N, C, …)."""
-    return each.view(-1, *[1] * (array.ndim - 2))
-
-
 def _shift_and_scale(array: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
     """(array - mean) * inverse, of channels, in the precision of the statistics."""
-    return (array - _of_channels(mean, array)).mul_(_of_channels(inverse, array))
+    _, shape = channel_axes(array)
+    return (array - mean.view(shape)).mul_(inverse.view(shape))

@@ -379,9 +379,10 @@ class _Trainer:
         drawn = np.random.SeedSequence([self._config.seed, self._step, self._ranks.team])
         torch.manual_seed(int(drawn.generate_state(1)[0]))
         self._optimizer.zero_grad()
-        part = self._part_of_loss(self._answer(self._parallel, batch))
+        answered = self._answer(self._parallel, batch)
+        part = self._part_of_loss(answered)
         # Gradients are averaged over ranks, where the loss is a sum of their parts.
-        with explain_network([each["image"].shape for each in batch.groups]):
+        with explain_network([each["image"].shape for each in answered.groups]):
             self._scaler.scale(part * self._ranks.count).backward()  # type: ignore[no-untyped-call]
         self._scaler.step(self._optimizer)
         self._scaler.update()
