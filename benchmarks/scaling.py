@@ -37,14 +37,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.beam.transforms import launch_ranges, run_length
+from beam_inference.beam.transforms import launch_ranges, run_length, runs_of_range
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Gcs, Storage
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.messages import Launch
-from beam_inference.job.runs import missing_runs
 from beam_inference.job.state import State
 from beam_inference.launch.prepare import prepare
 from beam_inference.launch.run_job import run_job
@@ -200,7 +199,7 @@ def _in_threads(config: JobConfig, workers: int) -> None:
 def _runs(launch: Launch, workers: int) -> Iterator[tuple[int, ...]]:
     length = run_length(launch, workers)
     for each in launch_ranges(launch, workers):
-        yield from missing_runs(each, launch.state(), length, are_claimed=True)
+        yield from runs_of_range(each, launch, length)
 
 
 def _in_local_processes(config: JobConfig, workers: int) -> None:

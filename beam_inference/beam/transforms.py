@@ -197,9 +197,8 @@ def _distinct_run(run: tuple[int, Iterable[int]], length: int) -> Iterator[Run]:
 def runs_of_range(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
     """Yield the runs of a launch's chunks of a range that are to be done."""
     state = launch.state() if launch.honour_receipts else None
-    if launch.claim_length is None:
-        return missing_runs(index_range, state, length)
-    return missing_runs(index_range, state, length, are_claimed=True, launch=launch.id)
+    claiming = None if launch.claim_length is None else launch.id
+    return missing_runs(index_range, state, length, claiming_launch=claiming)
 
 
 class _WorkerDoFn(beam.DoFn):

@@ -21,23 +21,22 @@ def missing_runs(
     state: State | None,
     length: int,
     *,
-    are_claimed: bool = False,
-    launch: str = "",
+    claiming_launch: str | None = None,
 ) -> Iterator[tuple[int, ...]]:
     """Yield runs of the chunks of an index range that are still to be done.
 
     The receipts of the range are read: one that cannot be believed does not count. Nor does one of
-    the launch itself, which may do chunks before it comes to list them: their records are due.
+    a launch that claims, which may do chunks before it comes to list them: their records are due.
 
     Args:
         index_range: first chunk, and the one after the last.
         state: the job's state folder; None to do all chunks, whatever their receipts say.
         length: chunks of a run, at most.
-        are_claimed: whether runs lie within the stretches of ``length`` chunks that workers claim.
-        launch: id of the launch that is to do them, if it claims.
+        claiming_launch: id of the launch that is to do them, if its workers claim stretches of
+            ``length`` chunks: runs then lie within these.
     """
-    missing = _missing(index_range, state, launch)
-    if not are_claimed:
+    missing = _missing(index_range, state, claiming_launch)
+    if claiming_launch is None:
         yield from in_runs(missing, length)
         return
     for _, run in groupby(missing, lambda chunk: chunk // length):
@@ -73,7 +72,9 @@ def read_chunk_list(url: str, count: int, storage: Storage = LOCAL) -> list[int]
     return chunks
 
 
-def _missing(index_range: tuple[int, int], state: State | None, launch: str) -> Iterator[int]:
+def _missing(
+    index_range: tuple[int, int], state: State | None, own_launch: str | None
+) -> Iterator[int]:
     if state is None:
         yield from range(*index_range)
         return
@@ -81,7 +82,7 @@ def _missing(index_range: tuple[int, int], state: State | None, launch: str) -> 
     def list_done(start: int, stop: int) -> Iterable[int]:
         listed = state.receipt_indices(start, stop)
         receipts = state.read_receipts(listed)
-        return [receipt.chunk for receipt in receipts if receipt.launch != launch]
+        return [receipt.chunk for receipt in receipts if receipt.launch != own_launch]
 
     yield from list_absent(*index_range, list_done)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import job_values, read_volume
 
-from beam_inference.beam.transforms import launch_ranges, run_length
+from beam_inference.beam.transforms import launch_ranges, run_length, runs_of_range
 from beam_inference.config.job_file import parse_job
 from beam_inference.job.runs import missing_runs
 from beam_inference.job.shards import Shard
@@ -32,12 +32,7 @@ def launch(volume_in, tmp_path):
 
 def runs_of(launch):
     length = run_length(launch, 1)
-    state = launch.state()
-    return [
-        run
-        for each in launch_ranges(launch, 1)
-        for run in missing_runs(each, state, length, are_claimed=True)
-    ]
+    return [run for each in launch_ranges(launch, 1) for run in runs_of_range(each, launch, length)]
 
 
 def do_all(launch, outcomes):
@@ -152,8 +147,8 @@ def test_what_a_launch_did_before_it_listed_it_is_listed_and_counted(launch):
     list(Worker(own).infer_chunks(run))
     other = launch()
     state = own.state()
-    ahead = [*missing_runs((0, 8), state, 4, are_claimed=True, launch=own.id)]
+    ahead = [*missing_runs((0, 8), state, 4, claiming_launch=own.id)]
     assert ahead == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    done = [*missing_runs((0, 8), other.state(), 4, are_claimed=True, launch=other.id)]
+    done = [*missing_runs((0, 8), other.state(), 4, claiming_launch=other.id)]
     assert run not in done
     assert {record.outcome for record in Worker(own).infer_chunks(ahead[0])} == {"done"}
