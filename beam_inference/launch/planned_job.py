@@ -84,7 +84,7 @@ from beam_inference.volumes.outputs import (
     default_bounds,
     open_output,
 )
-from beam_inference.worker.read_infer_write import LARGEST_DEPTH
+from beam_inference.worker.pace import LARGEST_DEPTH
 
 logger = logging.getLogger(__name__)
 

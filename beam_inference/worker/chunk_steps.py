@@ -22,7 +22,7 @@ from beam_inference.worker.device_turns import DeviceTurns, ReadInput
 from beam_inference.worker.effort import Effort
 from beam_inference.worker.journal import Journal
 from beam_inference.worker.open_job import OpenJob
-from beam_inference.worker.read_infer_write import Pace
+from beam_inference.worker.pace import Pace
 from beam_inference.worker.retries import Success
 
 MOST_STALLED_READS = 3

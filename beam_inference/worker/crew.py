@@ -27,7 +27,7 @@ from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.crew_records import CrewRecords, FoundClaim, SignOfLife, SilenceWatch
 from beam_inference.job.messages import Record
 from beam_inference.worker.open_job import OpenJob
-from beam_inference.worker.read_infer_write import Pace
+from beam_inference.worker.pace import Pace
 from beam_inference.worker.stretches_ahead import StretchesAhead
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class Crew:
         with self._lock:
             if stage.name not in self._ahead:
                 self._ahead[stage.name] = StretchesAhead(
-                    partial(self._free_stretches, stage, number),
+                    self._free_stretches(stage, number),
                     partial(self._do_before_turn, stage),
                     self._count_ahead,
                 )

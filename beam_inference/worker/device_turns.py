@@ -21,8 +21,8 @@ from beam_inference.worker.effort import Effort
 from beam_inference.worker.journal import Journal
 from beam_inference.worker.non_finite import explain_non_finite
 from beam_inference.worker.open_job import OpenJob
+from beam_inference.worker.pace import Pace
 from beam_inference.worker.process_health import ProcessHealth
-from beam_inference.worker.read_infer_write import Pace
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from beam_inference.errors import WorkerFault
 from beam_inference.job.messages import Record
-from beam_inference.worker.read_infer_write import MOST_STRETCHES
+from beam_inference.worker.pace import MOST_STRETCHES
 
 logger = logging.getLogger(__name__)
 
@@ -28,21 +28,21 @@ class StretchesAhead:
     """Does stretches of one stage on threads of its own.
 
     Args:
-        find: finds stretches that are to be done, in order; requests to the store go with it.
+        free: stretches that are to be done, in order, as they are found: requests to the store go
+            with that.
         do: does one; returns its records, or None if another worker has claimed it.
         wanted: says how many are to be under way.
     """
 
     def __init__(
         self,
-        find: Callable[[], Iterator[int]],
+        free: Iterator[int],
         do: Callable[[int], list[Record] | None],
         wanted: Callable[[], int],
     ) -> None:
-        self._find = find
+        self._free = free
         self._do = do
         self._wanted = wanted
-        self._free: Iterator[int] | None = None
         self._is_exhausted = False
         self._finding = threading.Lock()
         self._lock = threading.Lock()
@@ -105,8 +105,6 @@ class StretchesAhead:
     def _begin_next(self) -> tuple[int, _Done] | None:
         """The next stretch to do; None if there is none."""
         with self._finding:
-            if self._free is None:
-                self._free = self._find()
             try:
                 for number in self._free:
                     with self._lock:

@@ -27,7 +27,7 @@ from beam_inference.launch.memory import (
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.prepare import prepare
 from beam_inference.limits import CACHED_CUTOUTS, WRITTEN_BYTES, layers_at_once
-from beam_inference.worker.read_infer_write import LARGEST_DEPTH
+from beam_inference.worker.pace import LARGEST_DEPTH
 
 BASE = {
     "input": (20, 100, 100),

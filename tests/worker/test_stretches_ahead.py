@@ -23,9 +23,6 @@ class Stretches:
         self.wanted = 2
         self._lock = threading.Lock()
 
-    def find(self):
-        yield from self.numbers
-
     def do(self, number):
         with self._lock:
             self.under_way += 1
@@ -37,7 +34,7 @@ class Stretches:
         return [Record(number, "done")]
 
     def ahead(self):
-        return StretchesAhead(self.find, self.do, lambda: self.wanted)
+        return StretchesAhead(iter(self.numbers), self.do, lambda: self.wanted)
 
 
 def wait_until(condition):
@@ -84,7 +81,7 @@ def test_no_more_are_begun_where_none_is_wanted():
 
 
 def test_a_stretch_of_another_worker_is_left_to_its_turn():
-    ahead = StretchesAhead(lambda: iter([3]), lambda number: None, lambda: 1)
+    ahead = StretchesAhead(iter([3]), lambda number: None, lambda: 1)
     ahead.top_up()
     wait_until(lambda: ahead.take(3) is None)
 
@@ -93,7 +90,7 @@ def test_a_failure_is_raised_at_the_turn_of_its_stretch_and_then_not_again(caplo
     def fail(number):
         raise WorkerFault("the disk is full")
 
-    ahead = StretchesAhead(lambda: iter([3]), fail, lambda: 1)
+    ahead = StretchesAhead(iter([3]), fail, lambda: 1)
     ahead.top_up()
     wait_until(lambda: "begun before its turn" in caplog.text)
     with pytest.raises(WorkerFault, match="the disk is full"):
@@ -106,7 +103,7 @@ def test_where_free_ones_cannot_be_found_none_is_begun(caplog):
         raise WorkerFault("cannot list")
         yield 0
 
-    ahead = StretchesAhead(find, pytest.fail, lambda: 1)
+    ahead = StretchesAhead(find(), pytest.fail, lambda: 1)
     ahead.top_up()
     wait_until(lambda: "no stretches are begun before their turn" in caplog.text)
     assert ahead.take(0) is None
