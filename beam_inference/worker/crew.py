@@ -118,10 +118,7 @@ class Crew:
         records = ahead.take(number)
         if records is not None:
             return [record for record in records if record.chunk in indices]
-        try:
-            return self._do_in_turn(stage, number, indices)
-        finally:
-            ahead.end_turn(number)
+        return self._do_in_turn(stage, number, indices)
 
     def _do_in_turn(self, stage: ClaimedStage, number: int, indices: Sequence[int]) -> list[Record]:
         pause = _FIRST_PAUSE

@@ -48,7 +48,7 @@ class StretchesAhead:
         self._lock = threading.Lock()
         self._active = 0
         self._begun: OrderedDict[int, _Done] = OrderedDict()
-        self._own_turn: set[int] = set()
+        self._had_turn: set[int] = set()
         self._threads: ThreadPoolExecutor | None = None
 
     def top_up(self) -> None:
@@ -71,15 +71,9 @@ class StretchesAhead:
             WorkerFault: this process cannot go on.
         """
         with self._lock:
+            self._had_turn.add(number)  # free ones were listed a while ago, so it may come yet
             done = self._begun.pop(number, None)
-            if done is None:
-                self._own_turn.add(number)
         return None if done is None else done.result()
-
-    def end_turn(self, number: int) -> None:
-        """Say that a stretch which was not done here has had its turn."""
-        with self._lock:
-            self._own_turn.discard(number)
 
     def _do_some(self) -> None:
         """Do one stretch after the other, as long as as many are wanted."""
@@ -108,7 +102,7 @@ class StretchesAhead:
             try:
                 for number in self._free:
                     with self._lock:
-                        if number in self._own_turn or number in self._begun:
+                        if number in self._had_turn or number in self._begun:
                             continue
                         done = self._begun[number] = _Done()
                         while len(self._begun) > _KEPT:

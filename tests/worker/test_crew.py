@@ -9,6 +9,7 @@ from helpers import job_values, read_volume
 
 from beam_inference.beam.transforms import launch_ranges, run_length, runs_of_range
 from beam_inference.config.job_file import parse_job
+from beam_inference.job.crew_records import CrewRecords
 from beam_inference.job.runs import missing_runs
 from beam_inference.job.shards import Shard
 from beam_inference.job.verification import verify
@@ -152,3 +153,35 @@ def test_what_a_launch_did_before_it_listed_it_is_listed_and_counted(launch):
     done = [*missing_runs((0, 8), other.state(), 4, claiming_launch=other.id)]
     assert run not in done
     assert {record.outcome for record in Worker(own).infer_chunks(ahead[0])} == {"done"}
+
+
+def test_a_stretch_that_was_listed_as_free_before_its_turn_is_not_claimed_again(
+    launch, monkeypatch
+):
+    own = launch(job={"run_length": 1})
+    has_listed = threading.Event()
+    may_go_on = threading.Event()
+    claimed = Counter()
+    claimed_numbers = CrewRecords.claimed_numbers
+    claim = CrewRecords.claim
+
+    def list_slowly(self, *arguments):
+        numbers = claimed_numbers(self, *arguments)
+        has_listed.set()
+        assert may_go_on.wait(10)
+        return numbers
+
+    def claim_after_the_list(self, stage, length, number, worker):
+        assert has_listed.wait(10)
+        claimed[number] += 1
+        return claim(self, stage, length, number, worker)
+
+    monkeypatch.setattr(CrewRecords, "claimed_numbers", list_slowly)
+    monkeypatch.setattr(CrewRecords, "claim", claim_after_the_list)
+    worker = Worker(own)
+    runs = runs_of(own)
+    assert {record.outcome for record in worker.infer_chunks(runs[0])} == {"done"}
+    may_go_on.set()
+    for run in runs[1:]:
+        assert {record.outcome for record in worker.infer_chunks(run)} == {"done"}
+    assert set(claimed.values()) == {1}

@@ -67,7 +67,24 @@ def test_what_has_its_turn_now_is_not_begun_before_it():
     ahead.top_up()
     wait_until(lambda: stretches.done.keys() >= {0, 2})
     assert 1 not in stretches.done
-    ahead.end_turn(1)
+
+
+def test_what_was_listed_before_its_turn_is_not_begun_after_it():
+    stretches = Stretches([])
+    stretches.may_go_on.set()
+    may_list = threading.Event()
+
+    def list_free():
+        assert may_list.wait(10)
+        yield from [0, 1]
+
+    ahead = StretchesAhead(list_free(), stretches.do, lambda: 1)
+    ahead.top_up()
+    assert ahead.take(0) is None
+    may_list.set()
+    wait_until(lambda: 1 in stretches.done)
+    assert ahead.take(1) == [Record(1, "done")]
+    assert 0 not in stretches.done
 
 
 def test_no_more_are_begun_where_none_is_wanted():
