@@ -19,7 +19,7 @@ from beam_inference.cli.command import (
 )
 from beam_inference.cli.terminal import print_to_stderr
 from beam_inference.config.plugins import list_plugins
-from beam_inference.errors import COMPLETE, ConfigError
+from beam_inference.errors import COMPLETE
 from beam_inference.geometry.zyx import Zyx
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class BoxesOptions(Options):
 
     folder: str
     evaluation: str | None
-    training: str | None
+    training: str
     context: Zyx
     most: int
     format: str
@@ -53,7 +53,7 @@ def add(subparsers: Subparsers) -> None:
         "boxes",
         "export the worst boxes for annotators, and take corrected labels back",
         "worst --from evaluation.json --training training.yaml --context 8,16,16",
-        "worst --take second.yaml",
+        "worst --training training.yaml --take second.yaml",
         description=(
             "Export the worst places of an evaluation as small volumes for annotators: image, "
             "labels and prediction of each. Once labels are corrected there, --take writes a "
@@ -74,7 +74,7 @@ def add(subparsers: Subparsers) -> None:
         help="take corrected labels back, and write a training file with them",
     )
     parser.add_argument(
-        "--training", metavar="FILE", help="the training file that boxes are for; with --from"
+        "--training", required=True, metavar="FILE", help="the training file that boxes are for"
     )
     parser.add_argument(
         "--image",
@@ -117,14 +117,13 @@ def add(subparsers: Subparsers) -> None:
 
 def boxes(options: BoxesOptions) -> int:
     """Export boxes, or take them back."""
-    if options.take is not None:
-        return _take(options, Path(options.take))
-    if options.evaluation is None or options.training is None:
-        raise ConfigError("--from needs --training: the training file that the boxes are for")
-    return _export(options, Path(options.evaluation), Path(options.training))
+    if options.evaluation is not None:
+        return _export(options, Path(options.evaluation))
+    assert options.take is not None, "argparse requires one of the two"
+    return _take(options, Path(options.take))
 
 
-def _export(options: BoxesOptions, evaluation: Path, training: Path) -> int:
+def _export(options: BoxesOptions, evaluation: Path) -> int:
     from beam_inference.evaluation.boxes import export_boxes, load_evaluation
     from beam_inference.volumes.kvstores import url_of
 
@@ -132,7 +131,7 @@ def _export(options: BoxesOptions, evaluation: Path, training: Path) -> int:
         export = export_boxes(
             Path(options.folder),
             load_evaluation(evaluation),
-            training,
+            Path(options.training),
             context=options.context,
             most=options.most,
             format=options.format,
@@ -142,11 +141,11 @@ def _export(options: BoxesOptions, evaluation: Path, training: Path) -> int:
         values = export.record.model_dump(mode="json")
         print(json.dumps({**values, "left_out": export.left_out}, indent=1))
     else:
-        print(_describe_export(export, options.folder))
+        print(_describe_export(export, options))
     return COMPLETE
 
 
-def _describe_export(export: Export, folder: str) -> str:
+def _describe_export(export: Export, options: BoxesOptions) -> str:
     lines = [
         f"{box.name}: {box.core.box}, {box.wrong:,} of {box.judged:,} voxels are wrong"
         for box in export.record.boxes
@@ -156,8 +155,8 @@ def _describe_export(export: Export, folder: str) -> str:
             f"{export.left_out} places are left out: they are not of the training set alone"
         )
     lines.append(
-        f"complete: {folder}; correct the labels there, then: beam-inference boxes {folder} --take "
-        "second.yaml"
+        f"complete: {options.folder}; correct the labels there, then: beam-inference boxes "
+        f"{options.folder} --training {options.training} --take second.yaml"
     )
     return "\n".join(lines)
 
@@ -165,7 +164,9 @@ def _describe_export(export: Export, folder: str) -> str:
 def _take(options: BoxesOptions, to: Path) -> int:
     from beam_inference.evaluation.corrections import take_corrections
 
-    corrections = take_corrections(Path(options.folder), to, weight=options.weight)
+    corrections = take_corrections(
+        Path(options.folder), Path(options.training), to, weight=options.weight
+    )
     if options.json:
         print(json.dumps({**asdict(corrections), "training": str(to)}, indent=1))
     else:

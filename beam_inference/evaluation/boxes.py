@@ -86,19 +86,47 @@ class BoxRecord(Frozen):
     labels_sha256: str
 
 
-class BoxesRecord(Frozen):
-    """Boxes that were exported, and the training that they are for.
+class JudgedVolume(Frozen):
+    """What tells a volume of a training from its others.
 
     Attributes:
-        training: path of the training file.
+        image: URL of its image; scale: of that.
+        labels: URL of its labels; labels_scale: of these.
+        name: its name in the split.
+    """
+
+    image: Url
+    scale: Natural
+    labels: Url
+    labels_scale: Natural
+    name: str
+
+    @staticmethod
+    def of(volume: VolumeConfig) -> JudgedVolume:
+        """What tells a volume of a training."""
+        return JudgedVolume(
+            image=volume.image,
+            scale=volume.scale,
+            labels=volume.labels,
+            labels_scale=volume.labels_scale,
+            name=volume.name,
+        )
+
+
+class BoxesRecord(Frozen):
+    """Boxes that were exported.
+
+    It goes with them to annotators, and what comes back may be anybody's: it names the volume and
+    the split, so that another training is noticed, but nothing that is trained with or run.
+
+    Attributes:
         volume: the volume of the training in which the boxes are.
         split: how the training's volumes are split.
         format: format of the small volumes.
         boxes: the worst first.
     """
 
-    training: str
-    volume: VolumeConfig
+    volume: JudgedVolume
     split: SplitConfig
     format: str
     boxes: list[BoxRecord]
@@ -230,8 +258,7 @@ def export_boxes(
             )
         )
     record = BoxesRecord(
-        training=str(training.absolute()),
-        volume=entry,
+        volume=JudgedVolume.of(entry),
         split=SplitConfig(**asdict(split)),
         format=format,
         boxes=records,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,8 +14,10 @@ from beam_inference.arrays import AnyArray
 from beam_inference.conversion.find_source import find_source
 from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.evaluation.boxes import (
+    RECORD_FILE,
     BoxesRecord,
     BoxRecord,
+    JudgedVolume,
     box_path,
     hash_labels,
     load_boxes,
@@ -53,7 +56,7 @@ class Corrections:
     weights: str | None
 
 
-def take_corrections(folder: Path, to: Path, *, weight: float = 1.0) -> Corrections:
+def take_corrections(folder: Path, training: Path, to: Path, *, weight: float = 1.0) -> Corrections:
     """Take corrected labels back: as volumes of a further training, in the same split.
 
     The labels keep their place and the name of their volume, so each block stays in the set that it
@@ -62,24 +65,20 @@ def take_corrections(folder: Path, to: Path, *, weight: float = 1.0) -> Correcti
 
     Args:
         folder: what :func:`~beam_inference.evaluation.boxes.export_boxes` wrote, with labels
-            corrected in place.
+            corrected in place. Others may have had it: all but the labels is from the training.
+        training: path of the training file that the boxes were exported for.
         to: path of the training file that is written; the results go to a folder of its name.
         weight: how often samples come from corrected boxes, per place, compared with others.
 
     Raises:
-        UserError: labels cannot be read, or do not fit their box; none were corrected; or the
-            training was changed since.
+        UserError: labels cannot be read, or do not fit their box; none were corrected; the boxes
+            are not of this training; or a place that is to be written is a link.
     """
     record = load_boxes(folder)
-    training = Path(record.training)
-    if not training.is_file():
-        raise ConfigError(
-            f"{folder} was made for the training file {training}, and there is none: put it back"
-        )
     earlier = load_training(training)
-    _check_same_training(record, earlier)
+    judged = _find_judged(folder, record, training, earlier)
     output = to.absolute().with_suffix("")
-    if to.exists() or str(output) == earlier.output or to.suffix not in (".yaml", ".yml"):
+    if os.path.lexists(to) or str(output) == earlier.output or to.suffix not in (".yaml", ".yml"):
         raise ConfigError(
             f"{to}: expected the name of a new YAML file. Its results go to {output}, which must "
             "not be those of the earlier training."
@@ -91,19 +90,20 @@ def take_corrections(folder: Path, to: Path, *, weight: float = 1.0) -> Correcti
             f"the labels of all {len(record.boxes)} boxes in {folder} are as they were exported: "
             "correct them in place, under the same names"
         )
-    size = open_volume(
-        record.volume.image, scale=record.volume.scale, storage=earlier.storage
-    ).voxel_size_nm
+    targets = {box.name: folder / _CORRECTED / box.name for box in corrected}
+    for target in targets.values():
+        _refuse_links(target)
+    size = open_volume(judged.image, scale=judged.scale, storage=earlier.storage).voxel_size_nm
     for box in corrected:
-        target = folder / _CORRECTED / box.name
+        target = targets[box.name]
         plan_replacement(target.absolute().as_uri(), LOCAL).remove()
         values = labels[box.name][None]
         write_blocks(target, values, box.box.box, size or (1.0, 1.0, 1.0), _FORMAT, labels=True)
     weights = Path(earlier.output) / WEIGHTS
     changed = {
         "volumes": [
-            *(_without(each, record, corrected) for each in earlier.volumes),
-            *(_corrected_volume(folder, box, record, weight) for box in corrected),
+            *(_without(each, judged, corrected) for each in earlier.volumes),
+            *(_corrected_volume(judged, targets[box.name], box, weight) for box in corrected),
         ],
         "output": str(output),
         # written out: the default follows from the patch shape, which somebody may change
@@ -124,21 +124,48 @@ def take_corrections(folder: Path, to: Path, *, weight: float = 1.0) -> Correcti
     )
 
 
-def _check_same_training(record: BoxesRecord, training: TrainingConfig) -> None:
-    """Refuse a training in which the boxes may be in other sets than when they were exported."""
-    split = SplitConfig(**asdict(training.definite_split))
-    names = {each.name for each in training.volumes if _shows(each, record)}
-    if split != record.split or record.volume.name not in names:
+def _find_judged(
+    folder: Path, record: BoxesRecord, training: Path, config: TrainingConfig
+) -> VolumeConfig:
+    """The volume of a training in which boxes are.
+
+    Raises:
+        StateError: boxes may be in other sets of this training than of the one that they were
+            exported for.
+    """
+    split = SplitConfig(**asdict(config.definite_split))
+    found = [each for each in config.volumes if JudgedVolume.of(each) == record.volume]
+    if split != record.split or not found:
         raise StateError(
-            f"{record.training} was changed since the boxes were exported: its split, or the "
-            f"volume {record.volume.image} with the name {record.volume.name!r}. Boxes could be of "
-            "the validation or test set now. Write what it said, or export boxes again."
+            f"the boxes in {folder} were not exported for {training} as it is: its split, or the "
+            f"volume {record.volume.image} with the name {record.volume.name!r}, is another one. "
+            "Boxes could be of the validation or test set now. Write what it said, name the "
+            "training file that it was, or export boxes again."
         )
+    for box in record.boxes:
+        core = box.core.box
+        is_trained = config.definite_split.contains("train", core, found[0].name)
+        if not box.box.box.contains(core) or not is_trained:
+            raise StateError(
+                f"{folder / RECORD_FILE} says that {box.name} was judged in {core}, which "
+                f"is not inside of its box, {box.box.box}, or not of the training set alone: it "
+                "was changed since. Export boxes again."
+            )
+    return found[0]
 
 
-def _shows(volume: VolumeConfig, record: BoxesRecord) -> bool:
-    """Whether a volume of a training has the image of the boxes."""
-    return volume.image == record.volume.image and volume.scale == record.volume.scale
+def _refuse_links(target: Path) -> None:
+    """Refuse a link where a corrected volume is written. Raises StateError."""
+    for place in (target.parent, target):
+        if place.is_symlink():
+            raise StateError(
+                f"{place} is a link, and what it leads to would be changed: remove the link"
+            )
+
+
+def _shows(volume: VolumeConfig, judged: VolumeConfig) -> bool:
+    """Whether a volume of a training has the image of another one."""
+    return (volume.image, volume.scale) == (judged.image, judged.scale)
 
 
 def _read_labels(folder: Path, box: BoxRecord, format: str) -> AnyArray:
@@ -162,10 +189,10 @@ def _read_labels(folder: Path, box: BoxRecord, format: str) -> AnyArray:
 
 
 def _without(
-    volume: VolumeConfig, record: BoxesRecord, corrected: Sequence[BoxRecord]
+    volume: VolumeConfig, judged: VolumeConfig, corrected: Sequence[BoxRecord]
 ) -> VolumeConfig:
     """An earlier volume of the training, whose labels do not count where others are better now."""
-    if not _shows(volume, record):
+    if not _shows(volume, judged):
         return volume
     reach = None if volume.within is None else volume.within.box
     cores = [
@@ -175,12 +202,12 @@ def _without(
 
 
 def _corrected_volume(
-    folder: Path, box: BoxRecord, record: BoxesRecord, weight: float
+    judged: VolumeConfig, labels: Path, box: BoxRecord, weight: float
 ) -> VolumeConfig:
     """The volume of a training whose labels are those of a corrected box."""
-    return record.volume.model_copy(
+    return judged.model_copy(
         update={
-            "labels": (folder / _CORRECTED / box.name).absolute().as_uri(),
+            "labels": labels.absolute().as_uri(),
             "labels_scale": 0,
             "within": box.core,
             "without": [],
@@ -190,6 +217,7 @@ def _corrected_volume(
 
 
 def _write_training(to: Path, config: TrainingConfig) -> None:
-    """Write a training file with what was said, and no defaults."""
+    """Write a new training file with what was said, and no defaults."""
     values = config.model_dump(mode="json", exclude_unset=True)
-    to.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    with to.open("x", encoding="utf-8") as file:
+        file.write(yaml.safe_dump(values, sort_keys=False))

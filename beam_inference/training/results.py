@@ -23,6 +23,7 @@ WEIGHTS = "weights.safetensors"
 NETWORK_FILE = "network.py"
 JOB_FILE = "job.yaml"
 PAGE = "training.html"
+RESULTS = (WEIGHTS, NETWORK_FILE, JOB_FILE, PAGE)
 
 
 def write_network_file(config: TrainingConfig) -> None:

@@ -39,7 +39,7 @@ from beam_inference.models.loading import load_network
 from beam_inference.models.tensors import tensor_fault
 from beam_inference.models.weights import load_checkpoint
 from beam_inference.training.config import TrainingConfig
-from beam_inference.training.events import Events, open_events
+from beam_inference.training.events import EVENTS, Events, open_events
 from beam_inference.training.losses import Answers, compute_loss
 from beam_inference.training.prediction import (
     PackedNetwork,
@@ -49,13 +49,21 @@ from beam_inference.training.prediction import (
     predict_part,
 )
 from beam_inference.training.ranks import Ranks, join_ranks, lost_ranks_told
-from beam_inference.training.results import NETWORK_FILE, write_network_file, write_results
+from beam_inference.training.results import (
+    NETWORK_FILE,
+    RESULTS,
+    write_network_file,
+    write_results,
+)
 from beam_inference.training.samples import Batch, SampleStream
 from beam_inference.training.targets import Classes
 from beam_inference.training.transforms import TrainingTransform
 
 CHECKPOINT = "checkpoint.pt"
+_UNFINISHED = "checkpoint.unfinished"
 METRICS = "metrics.json"
+_WRITTEN = (CHECKPOINT, _UNFINISHED, METRICS, EVENTS, *RESULTS)
+"""Names of all that a training writes into its folder."""
 _FREE_KEYS = (
     *("output", "workers", "validation_every", "validation_batches", "checkpoint_every"),
     *("threads", "cache_bytes", "storage", "partition"),
@@ -181,6 +189,8 @@ class _Trainer:
         self._ranks = ranks
         self._device = device
         self._folder = Path(config.output)
+        _refuse_links(self._folder)
+        self._found = self._read_checkpoint()  # before anything is written beside it
         self._stream = self._make_stream("train")
         has_validation = config.definite_split.validation > 0
         self._validation = self._make_stream("validation") if has_validation else None
@@ -462,7 +472,7 @@ class _Trainer:
         if self._ranks.rank != 0:
             return
         path = self._folder / CHECKPOINT
-        unfinished = path.with_suffix(".unfinished")
+        unfinished = self._folder / _UNFINISHED
         with unfinished.open("wb") as file:
             torch.save(self._state(), file)
             file.flush()
@@ -470,17 +480,31 @@ class _Trainer:
         unfinished.replace(path)
         (self._folder / METRICS).write_text(json.dumps(asdict(self._metrics)))
 
-    def _resume(self) -> None:
+    def _read_checkpoint(self) -> Json | None:
+        """The checkpoint of an earlier launch of this training, if there is one.
+
+        Raises:
+            StateError: it cannot be read, or is another training's.
+        """
         path = self._folder / CHECKPOINT
         if not path.exists():
-            return
+            return None
         try:
-            state = load_checkpoint(path, allow_pickle=False)
+            state: Json = load_checkpoint(path, allow_pickle=False)
             _check_whole(path)
             before = dict(state["config"])
         except Exception as error:  # torch raises whatever the bytes lead to
             raise _damaged(path, error) from None
         _check_same(self._config.model_dump(mode="json"), before, path)
+        return state
+
+    def _resume(self) -> None:
+        """Go on from the checkpoint that was found, if there was one."""
+        state = self._found
+        self._found = None
+        if state is None:
+            return
+        path = self._folder / CHECKPOINT
         try:
             _check_dense(state)
             self._restore(state)
@@ -536,6 +560,20 @@ def _check_dense(value: object) -> None:
     elif isinstance(value, list | tuple):
         for each in value:
             _check_dense(each)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse links at names that a training writes: somebody's files would be changed.
+
+    Raises:
+        StateError: there is one.
+    """
+    for name in _WRITTEN:
+        if (folder / name).is_symlink():
+            raise StateError(
+                f"{folder / name} is a link, and what it leads to would be changed: remove the "
+                "link, or choose another output"
+            )
 
 
 def _make_folder(folder: Path) -> None:

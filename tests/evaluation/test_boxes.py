@@ -73,6 +73,10 @@ def export(workplace, **options):
     return export_boxes(workplace / "worst", evaluation, workplace / "training.yaml", **options)
 
 
+def take(workplace, folder="worst", training="training.yaml", to="second.yaml", **options):
+    return take_corrections(workplace / folder, workplace / training, workplace / to, **options)
+
+
 def read(path):
     source = find_source(str(path), None, 0, LOCAL)
     return source.open()(source.info.bounds)[0]
@@ -155,7 +159,7 @@ def test_corrected_labels_are_trained_with_in_the_same_split(workplace, caplog):
         box.name: correct(workplace / "worst", box, lambda values: values * 3 + 70_000)
         for box in boxes[1:]
     }
-    taken = take_corrections(workplace / "worst", workplace / "second.yaml", weight=20.0)
+    taken = take(workplace, weight=20.0)
     assert (taken.taken, taken.unchanged) == (EXPORTED[1:], EXPORTED[:1])
     assert taken.weights is None
     first = load_training(workplace / "training.yaml")
@@ -200,7 +204,7 @@ def test_a_further_round_replaces_what_was_corrected_before(workplace):
     correct(workplace / "worst", box, lambda values: values + 1)
     (workplace / "trained").mkdir()
     (workplace / "trained" / "weights.safetensors").write_bytes(b"")
-    taken = take_corrections(workplace / "worst", workplace / "second.yaml")
+    taken = take(workplace)
     assert taken.weights == str(workplace / "trained" / "weights.safetensors")
     evaluation = load_evaluation(workplace / "evaluation.json")
     again = export_boxes(
@@ -209,7 +213,7 @@ def test_a_further_round_replaces_what_was_corrected_before(workplace):
     assert again.record.volume.labels == evaluation.labels
     for each in again.record.boxes:
         correct(workplace / "again", each, lambda values: values + 2)
-    take_corrections(workplace / "again", workplace / "third.yaml")
+    take(workplace, "again", "second.yaml", to="third.yaml")
     original, before, *now = load_training(workplace / "third.yaml").volumes
     cores = [each.core for each in again.record.boxes]
     assert original.without == [box.core, *cores]
@@ -223,7 +227,7 @@ def test_files_that_lost_their_place_come_back_where_they_were(workplace):
     path = workplace / "worst" / "box_0001" / "labels.tif"
     values = tifffile.imread(path) + 5
     tifffile.imwrite(path, values.astype(np.uint16))
-    take_corrections(workplace / "worst", workplace / "second.yaml")
+    take(workplace)
     volume = open_volume(str(workplace / "worst" / "corrected" / "box_0001"))
     assert volume.bounds == box.box.box
     np.testing.assert_array_equal(volume.read(volume.bounds)[0], values)
@@ -240,10 +244,10 @@ def test_labels_that_do_not_fit_are_refused(workplace):
     ):
         np.save(path, wrong)
         with pytest.raises(VolumeError, match=match):
-            take_corrections(workplace / "worst", workplace / "second.yaml")
+            take(workplace)
     np.save(path, values)
     with pytest.raises(ConfigError, match="labels of all 3 boxes .* as they were exported"):
-        take_corrections(workplace / "worst", workplace / "second.yaml")
+        take(workplace)
     assert not (workplace / "second.yaml").exists()
     assert not (workplace / "worst" / "corrected").exists()
 
@@ -252,7 +256,7 @@ def test_labels_that_do_not_fit_are_refused(workplace):
 def test_no_earlier_training_is_overwritten(workplace, name):
     export(workplace)
     with pytest.raises(ConfigError, match="expected the name of a new YAML file"):
-        take_corrections(workplace / "worst", workplace / name)
+        take(workplace, to=name)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +270,58 @@ def test_another_split_is_noticed(workplace, change):
     export(workplace)
     path = workplace / "training.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
-    with pytest.raises(StateError, match="was changed since the boxes were exported"):
-        take_corrections(workplace / "worst", workplace / "second.yaml")
+    with pytest.raises(StateError, match="were not exported for .* as it is"):
+        take(workplace)
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"volume": {"image": "file:///elsewhere"}}, "were not exported for"),
+        ({"core": {"start": [0, 0, 0], "stop": [1, 1, 1]}}, "is not inside of its box"),
+        ({"everywhere": True}, "not of the training set alone"),
+    ],
+)
+def test_a_record_that_somebody_has_changed_is_refused(workplace, changed, match):
+    made = export(workplace)
+    path = workplace / "worst" / "boxes.json"
+    record = json.loads(path.read_text())
+    record["volume"] |= changed.get("volume", {})
+    box = record["boxes"][0]
+    box |= {"core": changed["core"]} if "core" in changed else {}
+    if "everywhere" in changed:
+        whole = {"start": list(START), "stop": np.add(START, SHAPE).tolist()}
+        box |= {"core": whole, "box": whole}
+    path.write_text(json.dumps(record))
+    correct(workplace / "worst", made.record.boxes[1], lambda values: values + 1)
+    with pytest.raises(StateError, match=match):
+        take(workplace)
+    assert not (workplace / "second.yaml").exists()
+
+
+def test_a_record_that_names_a_training_is_refused(workplace):
+    """Older ones did: whoever returned the boxes chose which network's code was run next."""
+    export(workplace)
+    path = workplace / "worst" / "boxes.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "training": "evil.yaml"}))
+    with pytest.raises(ConfigError, match=r"boxes.json is not what boxes wrote: training"):
+        take(workplace)
+
+
+@pytest.mark.parametrize("place", ["corrected", "corrected/box_0001", "second.yaml"])
+def test_no_link_is_followed_where_corrections_are_written(workplace, place):
+    made = export(workplace)
+    correct(workplace / "worst", made.record.boxes[0], lambda values: values + 1)
+    precious = workplace / "precious"
+    write_volume(precious, cut(workplace, "em", made.record.boxes[0].box.box))
+    before = {path: path.read_bytes() for path in precious.rglob("*") if path.is_file()}
+    link = workplace / ("" if place == "second.yaml" else "worst") / place
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(precious if "corrected" in place else workplace / "new.yaml")
+    with pytest.raises((StateError, ConfigError), match="is a link|name of a new YAML file"):
+        take(workplace)
+    assert before == {path: path.read_bytes() for path in precious.rglob("*") if path.is_file()}
+    assert not (workplace / "new.yaml").exists()
 
 
 def test_what_cannot_be_exported_is_refused(workplace):
@@ -305,8 +359,6 @@ def test_places_outside_of_the_training_set_alone_are_none(workplace):
 def test_the_command_exports_and_takes_back(workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     words = ["boxes", "worst", "--from", "evaluation.json", "--context=2,4,4", "--most=2"]
-    assert main(words) == 2
-    assert "--from needs --training" in capsys.readouterr().err
     words.append("--training=training.yaml")
     assert main([*words, "--json", "--format=npy"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -314,12 +366,13 @@ def test_the_command_exports_and_takes_back(workplace, monkeypatch, capsys):
     assert told["left_out"] > 0
     path = workplace / "worst" / "box_0002" / "labels.npy"
     np.save(path, np.load(path) + 1)
-    assert main(["boxes", "worst", "--take", "second.yaml", "--weight=3"]) == 0
+    words = ["boxes", "worst", "--training=training.yaml", "--take", "second.yaml"]
+    assert main([*words, "--weight=3"]) == 0
     out = capsys.readouterr().out
     assert "corrected: box_0002" in out
     assert "left out: box_0001" in out
     assert load_training(workplace / "second.yaml").volumes[1].weight == 3
-    assert main(["boxes", "worst", "--take", "second.yaml"]) == 2
+    assert main(words) == 2
 
 
 def test_of_several_thresholds_the_best_is_taken(workplace):

@@ -598,8 +598,13 @@ def _parse_evaluation(content: bytes, folder: Path) -> object:
 def _boxes_records() -> list[bytes]:
     box = {"start": [0, 0, 0], "stop": [2, 3, 4]}
     record = {
-        "training": "/training.yaml",
-        "volume": {"image": "em", "labels": "labels", "within": box},
+        "volume": {
+            "image": "file:///em",
+            "scale": 0,
+            "labels": "file:///labels",
+            "labels_scale": 0,
+            "name": "here",
+        },
         "split": {"block_shape": [8, 8, 8]},
         "format": "tiff",
         "boxes": [

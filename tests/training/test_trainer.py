@@ -23,6 +23,7 @@ from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError, ModelContractError, StateError
 from beam_inference.training.config import load_training, parse_training
 from beam_inference.training.events import EVENTS
+from beam_inference.training.results import NETWORK_FILE
 from beam_inference.training.trainer import CHECKPOINT, TrainingDiverged, train, try_steps
 
 NETWORK = """
@@ -503,6 +504,45 @@ def test_a_checkpoint_of_another_training_is_refused(folder, one_thread):
     train(parse_training(values(steps=2), folder))
     with pytest.raises(StateError, match="whose seed had other values"):
         train(parse_training(values(steps=2, seed=5), folder))
+
+
+def test_a_refused_training_leaves_the_network_of_the_former_one(folder, one_thread):
+    """Its job file would otherwise run the former weights in another network."""
+    unet = {"widths": [4, 8], "pooling": [1, 2, 2]}
+    former = values(steps=2, network={"residual_unet": unet})
+    train(parse_training(former, folder))
+    file = folder / "trained" / NETWORK_FILE
+    source = file.read_text()
+    other = former | {"network": {"residual_unet": unet | {"widths": [4, 4]}}}
+    with pytest.raises(StateError, match="whose network had other values"):
+        train(parse_training(other, folder))
+    assert file.read_text() == source
+
+
+@pytest.mark.parametrize("is_dangling", [False, True])
+def test_no_link_is_followed_where_a_training_writes(folder, one_thread, is_dangling):
+    train(parse_training(values(steps=2, output="whole"), folder))
+    names = {path.name for path in (folder / "whole").iterdir()} | {"checkpoint.unfinished"}
+    names.add(NETWORK_FILE)  # with the residual U-Net
+    assert {"metrics.json", "job.yaml", "training.html", EVENTS} < names
+    outside = folder / "outside"
+    (folder / "trained").mkdir()
+    for name in names:
+        if not is_dangling:
+            outside.mkdir() if name == EVENTS else outside.write_text("precious")
+        link = folder / "trained" / name
+        link.symlink_to(outside)
+        with pytest.raises(StateError, match=f"{name} is a link"):
+            train(parse_training(values(steps=2), folder))
+        link.unlink()
+        if is_dangling:
+            assert not outside.exists()
+        elif name == EVENTS:
+            outside.rmdir()
+        else:
+            assert outside.read_text() == "precious"
+            outside.unlink()
+    assert not [*(folder / "trained").iterdir()]
 
 
 def _flip_in_weights(path):
