@@ -62,12 +62,16 @@ class StageWorker:
             except Exception as error:
                 cause = describe_error(error, with_type=False)
                 logger.warning("%s: chunk %d cannot be done: %s", self._stage.name, index, cause)
-                self._failed.write(index, json.dumps({"chunk": index, "cause": cause}))
+                self._failed.write(index, self._record(index, cause=cause))
                 unfinished += 1
             else:
-                record = {"chunk": index, "seconds": time.perf_counter() - start}
-                self._done.write(index, json.dumps(record))
+                seconds = time.perf_counter() - start
+                self._done.write(index, self._record(index, seconds=seconds))
         return unfinished
+
+    def _record(self, index: int, **more: object) -> str:
+        """A record of a chunk, which says of which stage of which job."""
+        return json.dumps({**self._job.names_of(self._stage), "chunk": index, **more})
 
 
 def _is_transient(error: BaseException) -> bool:

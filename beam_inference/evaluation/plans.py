@@ -17,7 +17,7 @@ from beam_inference.volumes.volume import Volume
 Kind: TypeAlias = Literal["objects", "classes", "map"]
 """What a volume holds: ids of objects, numbers of classes, or a map of probabilities."""
 
-_STAGES_VERSION = 2
+_STAGES_VERSION = 3
 """Counts up when the files that stages write for one another change."""
 
 

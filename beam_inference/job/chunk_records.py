@@ -19,6 +19,7 @@ from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import delete_value
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
+    LinkGuard,
     or_else_again,
     refuse_pipe,
     retry_request,
@@ -83,6 +84,7 @@ class ChunkEntries:
         self._store = store
         self._url = url
         self._folder = folder
+        self._guard = LinkGuard(url)
 
     def remove(self, chunk: int) -> None:
         """Remove a chunk's record, if there is one."""
@@ -99,7 +101,9 @@ class ChunkEntries:
 
     def write(self, chunk: int, text: str) -> None:
         """Write a chunk's record, a JSON object, durably; replaces an earlier one."""
-        self._write(self._key(chunk), seal_record(text))
+        key = self._key(chunk)
+        self._guard.check(key)
+        self._write(key, seal_record(text))
 
     def _write(self, key: str, text: str | None) -> None:
         retry_request(

@@ -111,9 +111,11 @@ class StageJob:
         entries = self.done_entries(stage)
         done = set()
         for stored in entries.read(chunks):
-            if _parse_record(stored) is None:
+            if self._parse_record(stage, stored) is None:
                 logger.warning(
-                    "%s is damaged, and does not count: its chunk is done again", stored.url
+                    "%s is damaged, or of something else, and does not count: its chunk is done "
+                    "again",
+                    stored.url,
                 )
                 entries.remove(stored.chunk)
             else:
@@ -136,7 +138,8 @@ class StageJob:
         failed = self.failed_entries(stage)
         some = failed.few_indices(0, stage.count)[: 10 * most]
         done = self.done_chunks(stage, some)
-        records = map(_parse_record, failed.read([index for index in some if index not in done]))
+        stored = failed.read([index for index in some if index not in done])
+        records = (self._parse_record(stage, each) for each in stored)
         return [
             f"{stage.name}, chunk {record['chunk']}: {record.get('cause', 'unknown')}"
             for record in records
@@ -153,14 +156,19 @@ class StageJob:
 
         yield from in_runs(list_absent(*index_range, list_done), length)
 
+    def names_of(self, stage: ChunkStage) -> Json:
+        """What records of a stage's chunks say of it: a record of something else does not count."""
+        return {"job": self.fingerprint[:16], "stage": stage.name}
 
-def _parse_record(stored: StoredRecord) -> Json | None:
-    """Parse a record of a chunk; None if it cannot be believed."""
-    if stored.fault is not None:
-        return None
-    try:
-        record = parse_json(stored.text)
-    except ValueError:
-        return None
-    is_of_chunk = isinstance(record, dict) and record.get("chunk") == stored.chunk
-    return record if is_of_chunk else None
+    def _parse_record(self, stage: ChunkStage, stored: StoredRecord) -> Json | None:
+        """Parse a record of a chunk; None if it cannot be believed."""
+        if stored.fault is not None:
+            return None
+        try:
+            record = parse_json(stored.text)
+        except ValueError:
+            return None
+        if not isinstance(record, dict):
+            return None
+        expected = {**self.names_of(stage), "chunk": stored.chunk}
+        return record if all(record.get(key) == value for key, value in expected.items()) else None

@@ -21,11 +21,14 @@ from functools import partial
 import numpy as np
 
 from beam_inference.arrays import AnyArray
+from beam_inference.job.stage_witnesses import Testimony
 from beam_inference.segmentation.labelling import Faces, equivalences, label_chunk
 from beam_inference.segmentation.numbering import (
     DoChunk,
+    PaintStage,
     Stage,
     faces_after,
+    hear_ids,
     ids_of,
     numbering_stages,
     save_chunk,
@@ -47,7 +50,9 @@ def component_stages(
         Stage("label", plan.grid.count, partial(label, plan)),
         Stage("match", plan.grid.count, partial(match, plan)),
         *numbering_stages(plan),
-        Stage("relabel", plan.grid.count, partial(relabel, plan)),
+        PaintStage(
+            "relabel", plan.grid.count, partial(relabel, plan), partial(hear_relabelled, plan)
+        ),
         Stage("tabulate", plan.grid.shape[0], partial(tabulate, plan, lines_per_part)),
         Stage("clean", 1, partial(clean, plan)),
     )
@@ -104,6 +109,12 @@ def relabel(plan: LabelPlan) -> DoChunk:
     output = create_output(plan.output)
     scratch = plan.scratch()
     return lambda index: write_ids(plan, scratch, output, index, ids_of(scratch, index))
+
+
+def hear_relabelled(plan: LabelPlan) -> Testimony:
+    """Make the function that compares a chunk of the output with what is written there."""
+    scratch = plan.scratch()
+    return hear_ids(plan, scratch, partial(ids_of, scratch))
 
 
 def clean(plan: LabelPlan) -> DoChunk:

@@ -16,6 +16,7 @@ from beam_inference.job.provenance import record_command
 from beam_inference.job.replacement import Replacement, plan_replacement
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, begun_names, stage_job
+from beam_inference.job.stage_witnesses import check_witnesses
 from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import (
     NoScaleNeeded,
@@ -29,7 +30,7 @@ from beam_inference.segmentation.component_job import plan_components
 from beam_inference.segmentation.component_stages import component_stages
 from beam_inference.segmentation.degenerate import degenerate_warning
 from beam_inference.segmentation.layout import Layout
-from beam_inference.segmentation.numbering import Stage
+from beam_inference.segmentation.numbering import PaintStage, Stage
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan, SegmentationPlan
 from beam_inference.segmentation.segment_job import plan_segmentation
 from beam_inference.segmentation.segment_stages import segment_stages
@@ -292,16 +293,30 @@ def _make_volumes(
     else:
         _check_no_other_labels(job, {url, *(plan.output.url for plan in plans)})
     StageRecords(job).begin()
-    last = job.stages[-1]  # it is begun once all others are complete
-    if job.done_entries(last).count(0, last.count) == last.count:
-        for plan in plans:
-            check_labels(plan)
+    _check_what_is_written(job, url, plans)
     for plan in plans:
         create_output(plan.output)
         record_command(job.kind, job, plan.output, plan.source, _how(plan))
     tasks = sum(stage.count for stage in job.stages)
     outcome = run_stages(job, flags, len(plans) * first.grid.roi.size / tasks)
+    if outcome.is_complete:
+        for plan in plans:
+            check_labels(plan)
     return [_result(plan, outcome) for plan in plans]
+
+
+def _check_what_is_written(job: StageJob, url: str, plans: Sequence[LabelPlan]) -> None:
+    """Compare what an earlier launch wrote: with the tables, once they are, or with the scratch.
+
+    Raises:
+        UserError: something was changed, or removed, since.
+    """
+    *_, table, _clean = job.stages
+    if len(job.done_chunks(table, range(table.count))) == table.count:
+        for plan in plans:
+            check_labels(plan)
+    else:
+        check_witnesses(job, [each for each in job.stages if isinstance(each, PaintStage)], url)
 
 
 def _result(plan: LabelPlan, outcome: StageOutcome) -> LabelResult:

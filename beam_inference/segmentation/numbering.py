@@ -33,18 +33,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray, empty
+from beam_inference.errors import StateError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.stage_witnesses import Testimony, is_same
 from beam_inference.segmentation.compiled import kernels
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, LabelledChunk
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.segmentation.records import add_parts, no_records
 from beam_inference.segmentation.scratch import Arrays, Scratch
 from beam_inference.segmentation.union import number_components, unite
+from beam_inference.volumes.outputs import open_output
 from beam_inference.volumes.volume import Volume
 
 DoChunk = Callable[[int], None]
 Plan = TypeVar("Plan")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,17 @@ class Stage:
         return self.make()
 
 
+@dataclass(frozen=True)
+class PaintStage(Stage):
+    """The stage that writes the output: what it wrote can be compared, a WitnessStage."""
+
+    hear: Callable[[], Testimony]
+
+    def hear_witnesses(self) -> Testimony:
+        """Make the function that compares a chunk of the output with what is written there."""
+        return self.hear()
+
+
 def stage_for_each(
     name: str, count: int, plans: Sequence[Plan], make: Callable[[Plan], DoChunk]
 ) -> Stage:
@@ -71,15 +86,30 @@ def stage_for_each(
         plans: the plans; all chunks of the first come first.
         make: a picklable function that makes the worker of one plan.
     """
-    return Stage(name, count * len(plans), partial(_make_each, count, tuple(plans), make))
+    return Stage(name, count * len(plans), for_each_plan(count, plans, make))
 
 
-def _make_each(count: int, plans: Sequence[Plan], make: Callable[[Plan], DoChunk]) -> DoChunk:
-    workers = [make(plan) for plan in plans]
+def for_each_plan(
+    count: int, plans: Sequence[Plan], make: Callable[[Plan], Callable[[int], Answer]]
+) -> Callable[[], Callable[[int], Answer]]:
+    """Make a picklable function that makes one function of chunks of several plans.
 
-    def do(index: int) -> None:
+    Args:
+        count: chunks of one plan.
+        plans: the plans; all chunks of the first come first.
+        make: a picklable function that makes the function of one plan.
+    """
+    return partial(_make_each, count, tuple(plans), make)
+
+
+def _make_each(
+    count: int, plans: Sequence[Plan], make: Callable[[Plan], Callable[[int], Answer]]
+) -> Callable[[int], Answer]:
+    functions = [make(plan) for plan in plans]
+
+    def do(index: int) -> Answer:
         which, chunk = divmod(index, count)
-        workers[which](chunk)
+        return functions[which](chunk)
 
     return do
 
@@ -155,11 +185,43 @@ def ids_of(scratch: Scratch, index: int) -> NDArray[np.int64]:
 def write_ids(
     plan: LabelPlan, scratch: Scratch, output: Volume, index: int, ids: NDArray[np.int64]
 ) -> None:
-    """Write a chunk of the output: the id of each of its labels."""
+    """Write a chunk of the output: the id of each of its labels.
+
+    Raises:
+        StateError: the chunk's labels are not those of the ids.
+    """
+    output.write(plan.grid.core_box(index), chunk_of_ids(plan, scratch, output, index, ids))
+
+
+def chunk_of_ids(
+    plan: LabelPlan, scratch: Scratch, output: Volume, index: int, ids: NDArray[np.int64]
+) -> AnyArray:
+    """Make a chunk of the output, (1, Z, Y, X); see :func:`write_ids`."""
     labels = scratch.read("labels", index)["labels"]
+    is_whole = labels.dtype == np.uint32 and labels.shape == plan.grid.core_box(index).shape
+    if not is_whole or labels.max() >= len(ids):  # the loop does not look at bounds
+        raise StateError(
+            f"the labels of chunk {index} in {plan.scratch_url} are not those that an earlier "
+            "stage wrote: give the command with --overwrite to start again"
+        )
     values = empty((1, *labels.shape), output.dtype)
     kernels().renumber(labels, ids.astype(output.dtype), values[0])
-    output.write(plan.grid.core_box(index), values)
+    return values
+
+
+def hear_ids(
+    plan: LabelPlan, scratch: Scratch, ids_of_chunk: Callable[[int], NDArray[np.int64]]
+) -> Testimony:
+    """Make the function that compares a chunk of the output with its ids."""
+    output = open_output(plan.output)
+
+    def holds(index: int) -> bool:
+        if output is None:
+            return False
+        wanted = chunk_of_ids(plan, scratch, output, index, ids_of_chunk(index))
+        return is_same(output.read(plan.grid.core_box(index)), wanted)
+
+    return holds
 
 
 def _planes(plan: LabelPlan, records: NDArray[np.void]) -> NDArray[np.int64]:

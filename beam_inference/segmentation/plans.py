@@ -15,7 +15,7 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.scratch import Scratch
 
-_STAGES_VERSION = 3
+_STAGES_VERSION = 4
 """Counts up when the files that stages write for one another change."""
 
 

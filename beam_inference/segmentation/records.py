@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.errors import StateError
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.segmentation.compiled import kernels
 
@@ -37,7 +38,22 @@ def no_records(count: int) -> NDArray[np.void]:
 
 
 def add_parts(records: NDArray[np.void], which: NDArray[np.int64], parts: NDArray[np.void]) -> None:
-    """Add the records of parts to those of objects; ``which`` are the objects' places, in place."""
+    """Add the records of parts to those of objects, in place.
+
+    Args:
+        records: of the objects.
+        which: the place of each part's object.
+        parts: records of the parts.
+
+    Raises:
+        StateError: these do not belong together: they were read from files.
+    """
+    is_one_each = parts.dtype == RECORD and parts.shape == which.shape
+    if not is_one_each or (len(which) and not 0 <= which.min() <= which.max() < len(records)):
+        raise StateError(  # the loop does not look at bounds
+            "the records of objects in the scratch folder do not fit each other: it was changed. "
+            "Give the command with --overwrite to start again"
+        )
     fields = [array[name] for array in (records, parts) for name in RECORD.names or ()]
     kernels().add_parts(which, *fields)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray, AnyDtype
+from beam_inference.errors import StateError
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import FRACTION_BITS, MOST
 from beam_inference.segmentation.agglomeration import (
@@ -20,7 +21,7 @@ from beam_inference.segmentation.agglomeration import (
     sum_records,
 )
 from beam_inference.segmentation.compiled import kernels
-from beam_inference.segmentation.records import add_parts, no_records
+from beam_inference.segmentation.records import RECORD, add_parts, no_records
 from beam_inference.segmentation.scratch import Arrays
 from beam_inference.segmentation.watershed import Links, no_link
 
@@ -160,6 +161,8 @@ def _between_regions(edges: NDArray[np.int64], places: Names, regions: int) -> N
 
 def _seam_edges(seam: Seam, places: Names, names: Names) -> NDArray[np.int64]:
     """Edges across a seam, between regions."""
+    if not seam.own.shape == seam.other.shape == seam.links.shape:
+        raise _changed()
     # Background is 0 for the loop, so that places count from 1.
     others = np.searchsorted(names, seam.other_ids) + 1
     others[seam.other_ids == 0] = 0
@@ -207,9 +210,44 @@ def as_arrays(part: Part) -> Arrays:
 
 
 def from_arrays(arrays: Arrays) -> Part:
-    """The part of which :func:`as_arrays` made the arrays of a file."""
+    """The part of which :func:`as_arrays` made the arrays of a file.
+
+    Raises:
+        StateError: they are no graph: what joins regions does not look at bounds.
+    """
     graph = RegionGraph(*(arrays[name] for name in _GRAPH))
+    if not _is_graph(graph):
+        raise _changed()
     return Part(graph, tuple(arrays[f"open{number}"] for number in range(len(SIDES))))
+
+
+def _is_graph(graph: RegionGraph) -> bool:
+    """Whether arrays are the graph of some regions, with each edge once."""
+    regions = len(graph.names)
+    edges = len(graph.pairs)
+    numbers = (graph.names, graph.pairs, graph.sums, graph.counts)
+    if any(each.dtype != np.int64 for each in numbers) or graph.records.dtype != RECORD:
+        return False
+    shapes = [(regions,), (regions,), (edges, 2), (edges,), (edges,)]
+    if [getattr(graph, name).shape for name in _GRAPH] != shapes:
+        return False
+    one, other = graph.pairs.T
+    codes = one * regions + other
+    return bool(
+        (np.diff(graph.names) > 0).all()
+        and (np.diff(codes) > 0).all()
+        and (one >= 0).all()
+        and (one < other).all()
+        and (other < regions).all()
+        and (graph.counts > 0).all()
+    )
+
+
+def _changed() -> StateError:
+    return StateError(
+        "the graph of fragments in the scratch folder is not as an earlier stage wrote it: give "
+        "the command with --overwrite to start again"
+    )
 
 
 _GRAPH = ("names", "records", "pairs", "sums", "counts")

@@ -1,6 +1,8 @@
 """Arrays that stages write for one another: a file for each chunk and kind of data.
 
-The file of chunk 12 is ``KIND/000000000/000000000012``.
+The file of chunk 12 is ``KIND/000000000/000000000012``. It says itself which file of which job it
+is, so that no other one is taken for it. Whoever can write there can write any numbers: those that
+loops without bounds are given are checked by whoever reads them.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ import zstandard
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray, AnyDtype
+from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
+from beam_inference.environment import available_memory
 from beam_inference.errors import StateError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
+    LinkGuard,
     delete_folder,
     open_kvstore,
     or_else_again,
@@ -31,6 +36,9 @@ from beam_inference.volumes.kvstores import (
 Arrays = Mapping[str, AnyArray]
 Value = TypeVar("Value")
 
+_LARGE = 2**26
+"""Bytes that any machine holds."""
+
 _AT_A_TIME = 32
 """Requests under way, and files in memory, while many are read or written."""
 
@@ -39,12 +47,18 @@ class Scratch:
     """The files under a URL.
 
     Requests that fail in a way that may pass are repeated; in the end they raise a WorkerFault.
+
+    Args:
+        url: a folder of the job's fingerprint, or one in it.
+        storage: how it is reached.
     """
 
     def __init__(self, url: str, storage: Storage) -> None:
         refuse_link(url)
         self._url = url
         self._store = open_kvstore(url, storage)
+        self._guard = LinkGuard(url)
+        self._place = "/".join(url.split("/")[-2:])
 
     def write(self, kind: str, index: int, **arrays: AnyArray) -> None:
         """Write named arrays, durably; replaces earlier ones."""
@@ -54,10 +68,8 @@ class Scratch:
         """Write many files, some at a time."""
 
         def begin(index: int, arrays: Arrays) -> Callable[[], Any]:
-            content = _pack(arrays)
-            return self._request(
-                "write", _key(kind, index), lambda key: self._store.write(key, content)
-            )
+            key = _key(kind, index)
+            return self._begin_to_write(key, _pack(arrays, f"{self._place}/{key}"))
 
         for finish in _some_ahead(begin(index, arrays) for index, arrays in files):
             finish()
@@ -80,15 +92,14 @@ class Scratch:
             try:
                 if response.state != "value":
                     raise self._broken(key, "is absent")
-                arrays = _unpack(response.value)
+                arrays = _unpack(bytes(response.value), f"{self._place}/{key}")
             except (zstandard.ZstdError, ValueError, TypeError) as error:
                 raise self._broken(key, f"is damaged ({error})") from None
-            yield arrays
+            yield _NamedArrays(arrays, self._broken(key, "lacks an array"))
 
     def write_records(self, kind: str, index: int, records: NDArray[np.void]) -> None:
         """Write records so that some of them can be read without the rest."""
-        content = records.tobytes()
-        self._request("write", _key(kind, index), lambda key: self._store.write(key, content))()
+        self._begin_to_write(_key(kind, index), records.tobytes())()
 
     def read_records(
         self, kind: str, parts: Iterable[tuple[int, int, int]], dtype: np.dtype[np.void]
@@ -114,6 +125,10 @@ class Scratch:
         """Delete everything under the URL."""
         delete_folder(self._store, self._url)
 
+    def _begin_to_write(self, key: str, content: bytes) -> Callable[[], Any]:
+        self._guard.check(key)
+        return self._request("write", key, lambda key: self._store.write(key, content))
+
     def _request(self, what: str, key: str, send: Callable[[str], Any]) -> Callable[[], Any]:
         """Send a request; the function returned waits for its result, and retries it."""
         result = or_else_again(send(key), lambda: send(key), TRANSFER_SECONDS)
@@ -126,36 +141,59 @@ class Scratch:
         )
 
 
-def _pack(arrays: Arrays) -> bytes:
-    """One frame of Zstandard, with a checksum: names, dtypes and shapes as JSON, then the values.
+class _NamedArrays(dict[str, AnyArray]):
+    """The arrays of a file; one that it does not have is an error of the file."""
 
-    Unlike in an ``.npz`` file, nothing is parsed by ``ast``, and packing takes a tenth of the time.
+    def __init__(self, arrays: Arrays, error: StateError) -> None:
+        super().__init__(arrays)
+        self._error = error
+
+    def __missing__(self, name: str) -> AnyArray:
+        raise self._error
+
+
+def _pack(arrays: Arrays, place: str) -> bytes:
+    """One frame of Zstandard, with a checksum: a line of JSON, then the values of the arrays.
+
+    The line says which file this is, and names, dtypes and shapes. Unlike in an ``.npz`` file,
+    nothing is parsed by ``ast``, and packing takes a tenth of the time.
     """
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     heads = [[name, _described(each.dtype), each.shape] for name, each in contiguous.items()]
-    packer = zstandard.ZstdCompressor(level=1, write_checksum=True).compressobj()
-    pieces = [packer.compress(json.dumps(heads).encode() + b"\n")]
+    line = json.dumps({"file": place, "arrays": heads}).encode() + b"\n"
+    size = len(line) + sum(each.nbytes for each in contiguous.values())
+    packer = zstandard.ZstdCompressor(level=1, write_checksum=True).compressobj(size)
+    pieces = [packer.compress(line)]
     pieces += [packer.compress(each.data.cast("B")) for each in contiguous.values() if each.size]
     return b"".join([*pieces, packer.flush()])
 
 
-def _unpack(packed: bytes) -> Arrays:
+def _unpack(packed: bytes, place: str) -> Arrays:
     """The arrays that were packed, which can be written to: so loops are compiled for one kind.
 
     Raises:
-        ValueError, TypeError, zstandard.ZstdError: they are damaged.
+        ValueError, TypeError, zstandard.ZstdError: they are damaged, or another file's.
     """
-    unpacker = zstandard.ZstdDecompressor().decompressobj()
-    content = bytearray(unpacker.decompress(packed))
-    if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("it is cut off, or more follows")
+    size = zstandard.frame_content_size(packed)
+    memory = available_memory() if size > _LARGE else None
+    if size < 0:
+        raise ValueError("it does not say how many bytes it unpacks to")
+    if memory is not None and size > memory // 2:
+        raise ValueError(f"it unpacks to {size:,} bytes, and {memory:,} are free")
+    unpacker = zstandard.ZstdDecompressor()
+    content = bytearray(unpacker.decompress(packed, allow_extra_data=False))
     start = content.index(b"\n") + 1
+    head = parse_json(bytes(content[:start]))
+    if not isinstance(head, dict) or head.get("file") != place:
+        raise ValueError(f"its content is not that of {place}")
     arrays = {}
-    for name, description, shape in json.loads(content[:start]):
+    for name, description, shape in head.get("arrays", ()):
         dtype = _dtype(description)
         count = math.prod(shape)
         arrays[name] = np.frombuffer(content, dtype, count, start).reshape(shape)
         start += count * dtype.itemsize
+    if start != len(content):
+        raise ValueError("more follows")
     return arrays
 
 

@@ -22,7 +22,7 @@ A segment's id is the least of its fragments' ids, which are in the order of fir
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -30,13 +30,17 @@ from itertools import product
 import numpy as np
 
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.stage_witnesses import Testimony
 from beam_inference.segmentation.affinities import as_limit, read_links
 from beam_inference.segmentation.component_stages import clean
 from beam_inference.segmentation.labelling import STEPS, arrange_labels, planes_at_seams, seams_of
 from beam_inference.segmentation.numbering import (
     DoChunk,
+    PaintStage,
     Stage,
     faces_after,
+    for_each_plan,
+    hear_ids,
     ids_of,
     numbering_stages,
     save_chunk,
@@ -89,7 +93,12 @@ def segment_stages(*plans: SegmentationPlan) -> tuple[Stage, ...]:
             stage_for_each(f"settle{tier}", _groups(plan, tier), plans, partial(settle, tier))
             for tier in range(top - 1, 0, -1)
         ),
-        stage_for_each("paint", chunks, plans, paint),
+        PaintStage(
+            "paint",
+            chunks * len(plans),
+            for_each_plan(chunks, plans, paint),
+            for_each_plan(chunks, plans, hear_painted),
+        ),
         stage_for_each("tabulate", 1, plans, tabulate),
         Stage("clean", 1, partial(clean, plan)),
     )
@@ -247,16 +256,28 @@ def paint(plan: SegmentationPlan) -> DoChunk:
     """Make the worker that writes the output."""
     output = create_output(plan.output)
     scratch = plan.scratch()
+    segments = _segments_of_chunks(plan, scratch)
+    return lambda index: write_ids(plan, scratch, output, index, segments(index))
+
+
+def hear_painted(plan: SegmentationPlan) -> Testimony:
+    """Make the function that compares a chunk of the output with what is written there."""
+    scratch = plan.scratch()
+    return hear_ids(plan, scratch, _segments_of_chunks(plan, scratch))
+
+
+def _segments_of_chunks(plan: SegmentationPlan, scratch: Scratch) -> Callable[[int], Names]:
+    """Make the function that finds the segment of each label of a chunk; that of label 0 is 0."""
     joins = plan.joins()
 
-    def do(index: int) -> None:
+    def segments_of(index: int) -> Names:
         ids = ids_of(scratch, index)
         names, to = _ends(plan, joins, 0, index)
         if len(ids) > 1:
             ids[1:] = _look_up(names, to, ids[1:])
-        write_ids(plan, scratch, output, index, ids)
+        return ids
 
-    return do
+    return segments_of
 
 
 def tabulate(plan: SegmentationPlan) -> DoChunk:

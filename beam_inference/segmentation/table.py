@@ -19,7 +19,13 @@ from beam_inference.geometry.zyx import ceil_div
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.segmentation.records import HEADER, RECORD, table_lines
 from beam_inference.segmentation.scratch import Arrays, Scratch
-from beam_inference.volumes.kvstores import TRANSFER_SECONDS, open_kvstore, read_file, retry_request
+from beam_inference.volumes.kvstores import (
+    TRANSFER_SECONDS,
+    LinkGuard,
+    open_kvstore,
+    read_file,
+    retry_request,
+)
 from beam_inference.volumes.outputs import open_output
 
 _SUMMARY = "summary.json"
@@ -125,6 +131,7 @@ def tabulate_segments(
 
 def _writer(plan: LabelPlan) -> Callable[[str, str], None]:
     store = open_kvstore(plan.table_url, plan.storage)
+    LinkGuard(plan.output.url).check(f"{plan.table_folder}/{_SUMMARY}")
 
     def write(name: str, text: str) -> None:
         content = text.encode()

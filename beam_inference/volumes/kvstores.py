@@ -244,10 +244,41 @@ def refuse_link(url: str) -> None:
     """
     path = local_folder(url)
     for place in () if path is None else (path, path.parent):
-        if place.is_symlink():
-            raise WorkerFault(
-                f"{place} is a link, and what it leads to would be changed: remove the link"
-            )
+        _refuse_link_at(place)
+
+
+def _refuse_link_at(place: Path) -> None:
+    if place.is_symlink():
+        raise WorkerFault(
+            f"{place} is a link, and what it leads to would be changed: remove the link"
+        )
+
+
+class LinkGuard:
+    """Refuses links among the folders that keys lead through, each folder once.
+
+    Args:
+        url: the folder of ours that the keys are relative to.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._folder = local_folder(url)
+        self._known: set[str] = set()
+
+    def check(self, key: str) -> None:
+        """Look at the folders between ours and the file of a key that is to be written.
+
+        Raises:
+            WorkerFault: one is a link: others' files would be changed.
+        """
+        folders, _, _ = key.rpartition("/")
+        if self._folder is None or folders in self._known:
+            return
+        place = self._folder
+        for name in folders.split("/"):
+            place /= name
+            _refuse_link_at(place)
+        self._known.add(folders)
 
 
 def or_else_again(
