@@ -1,5 +1,6 @@
 """Stages of work on volumes: what any job made of them promises."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,19 @@ def test_a_stage_begins_when_the_one_before_is_complete(tmp_path, stages):
     assert (outcome.exit_code, outcome.chunks, outcome.done, outcome.failures) == (0, 25, 25, [])
     assert [(tmp_path / f"second-{k}").read_text() for k in range(5)] == ["20"] * 5
     assert sorted(stages[0].calls()) == list(range(20))
+
+
+def test_a_record_of_another_stage_or_job_does_not_count(tmp_path, stages, caplog):
+    job = a_job(tmp_path, stages)
+    other = stage_job("numbers", {"of": "another"}, job.state_url, LOCAL, stages)
+    entries = job.done_entries(stages[1])
+    for index, said in enumerate(
+        (job.names_of(stages[1]), job.names_of(stages[0]), other.names_of(stages[1]), {})
+    ):
+        entries.write(index, json.dumps(said | {"chunk": index}))
+    assert job.done_chunks(stages[1], range(5)) == {0}
+    assert caplog.text.count("of something else, and does not count") == 3
+    assert list(entries.indices(0, 5)) == [0]
 
 
 def test_a_second_launch_does_what_is_missing(tmp_path, stages):

@@ -737,8 +737,9 @@ def _stage_records() -> list[bytes]:
 
     job = StageJob("convert", {"a": 1}, "file:///", LOCAL, (_Copy(),), "one")
     description = json.dumps({"fingerprint": job.fingerprint, "a": 1})
-    failed = json.dumps({"chunk": 0, "cause": "no", "launch": "one"})
-    return [f"{description}\n\n{done}\n\n{failed}".encode() for done in ("", '{"chunk": 0}')]
+    known = job.names_of(_Copy()) | {"chunk": 0}
+    failed = json.dumps(known | {"cause": "no"})
+    return [f"{description}\n\n{done}\n\n{failed}".encode() for done in ("", json.dumps(known))]
 
 
 # --------------------------------------------------------------------------------- networks

@@ -73,7 +73,7 @@ def made(pyramid):
         do = stage.make_worker()
         for index in range(stage.count):
             do(index)
-            job.done_entries(stage).write(index, json.dumps({"chunk": index}))
+            job.done_entries(stage).write(index, json.dumps(job.names_of(stage) | {"chunk": index}))
     pyramid.volume.list_scales(pyramid.scales)
 
 

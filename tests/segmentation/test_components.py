@@ -234,3 +234,25 @@ def test_the_description_holds_all_that_the_caller_decides():
         < plan_components(url, "memory://other", **with_layout({"threshold": 1})).chunk_memory_gib
         < 1e-4
     )
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.full((8, 8, 8), 2_000_000_000, np.uint32),
+        np.full((8, 8, 8), 500, np.uint32),
+        np.zeros((1, 1, 1), np.uint32),
+        np.zeros((8, 8, 8), np.float32),
+    ],
+    ids=["far", "near", "small", "floats"],
+)
+def test_labels_that_the_loop_would_read_beyond_its_arrays_are_refused(labels):
+    def stages(plan):
+        for stage in component_stages(plan):
+            if stage.name == "relabel":
+                plan.scratch().write("labels", 0, labels=labels)
+            yield stage
+
+    image = np.random.default_rng(0).integers(0, 2, (8, 16, 16)).astype(np.uint8)
+    with pytest.raises(StateError, match="are not those that an earlier stage wrote"):
+        make(write(image), stages, chunk_shape=(8, 8, 8))

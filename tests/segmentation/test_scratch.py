@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from beam_inference.errors import StateError
+from beam_inference.errors import StateError, WorkerFault
 from beam_inference.segmentation.records import RECORD
 from beam_inference.segmentation.scratch import Scratch
 from beam_inference.volumes.kvstores import LOCAL, open_kvstore
@@ -49,3 +49,52 @@ def test_every_byte_that_is_changed_or_cut_off_is_noticed():
             store.write(key, content).result()
             with pytest.raises(StateError, match="is damaged"):
                 scratch.read("kind", 0)
+
+
+def test_the_file_of_another_chunk_kind_or_job_is_refused():
+    url = "memory://scratch-exchanged/0123"
+    scratch = Scratch(url, LOCAL)
+    scratch.write("kind", 0, **arrays())
+    scratch.write("other", 1, **arrays())
+    content = open_kvstore(url, LOCAL).read("kind/000000000/000000000000").result().value
+    for store, key in (
+        (url, "kind/000000000/000000000001"),
+        (url, "other/000000000/000000000000"),
+        ("memory://scratch-exchanged/4567", "kind/000000000/000000000000"),
+    ):
+        open_kvstore(store, LOCAL).write(key, content).result()
+        kind, _, name = key.split("/")
+        with pytest.raises(StateError, match="its content is not that of"):
+            Scratch(store, LOCAL).read(kind, int(name))
+
+
+def test_an_array_that_a_file_lacks_is_told():
+    scratch = Scratch("memory://scratch-lacking", LOCAL)
+    scratch.write("kind", 0, one=np.zeros(3))
+    with pytest.raises(StateError, match="kind/000000000/000000000000 lacks an array"):
+        scratch.read("kind", 0)["other"]
+
+
+def test_a_file_that_unpacks_to_more_than_is_free_is_refused(monkeypatch):
+    url = "memory://scratch-large"
+    scratch = Scratch(url, LOCAL)
+    scratch.write("kind", 0, labels=np.zeros((512, 512, 512), np.uint8))
+    assert len(open_kvstore(url, LOCAL).read("kind/000000000/000000000000").result().value) < 1e5
+    monkeypatch.setattr("beam_inference.segmentation.scratch.available_memory", lambda: 2**27)
+    with pytest.raises(StateError, match=r"it unpacks to 134,.* bytes, and 134,217,728 are free"):
+        scratch.read("kind", 0)
+
+
+@pytest.mark.parametrize("place", ["kind", "kind/000000000"])
+def test_no_link_is_written_through(tmp_path, place):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = tmp_path / "scratch" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    scratch = Scratch((tmp_path / "scratch").as_uri(), LOCAL)
+    with pytest.raises(WorkerFault, match=f"{link} is a link"):
+        scratch.write("kind", 0, one=np.zeros(3))
+    with pytest.raises(WorkerFault, match=f"{link} is a link"):
+        scratch.write_records("kind", 0, np.zeros(1, RECORD))
+    assert not [*outside.iterdir()]
