@@ -14,7 +14,8 @@ from beam_inference.config.cohort import Cohort
 from beam_inference.config.fields import meant_hint
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import absolute_path
-from beam_inference.config.steps import CommandLine, Places, Steps, check_order, places_of_job
+from beam_inference.config.places import Places
+from beam_inference.config.steps import CommandLine, Steps, check_order, places_of
 from beam_inference.errors import ConfigError
 from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
 
@@ -44,7 +45,7 @@ class JobAction:
     @property
     def places(self) -> Places:
         """The places that it reads and writes."""
-        return places_of_job(self.job)
+        return places_of(self.job)
 
     def has_begun(self) -> bool:
         """Return whether it was launched."""
@@ -220,7 +221,7 @@ class ReportAction:
     @property
     def places(self) -> Places:
         """The output that it reads, and the page."""
-        return Places(places_of_job(self.job).written, (url_of(self.options.to),))
+        return Places(places_of(self.job).written, (url_of(self.options.to),))
 
     def has_begun(self) -> bool:
         """Return False: no page holds up another step, as it is written anew."""

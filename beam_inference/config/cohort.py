@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from beam_inference.config.fields import Json, unknown_key_hint
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import override_value, parse_job
+from beam_inference.config.places import places_of_job, real_place
 from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import shorten_text, shorten_value
@@ -241,11 +242,11 @@ def _check_apart(jobs: Mapping[str, JobConfig], source: str) -> None:
 def _used_places(jobs: Mapping[str, JobConfig]) -> Iterator[tuple[str, str, bool]]:
     """The places that volumes read and write: place, volume, whether it is written."""
     for name, job in jobs.items():
-        for single in job.by_output.values():
-            yield single.output.path.rstrip("/"), name, True
-        for path in [job.input.path, *(each.path for each in job.inputs)]:
-            if path is not None:
-                yield path.rstrip("/"), name, False
+        places = places_of_job(job)
+        for url in places.written:
+            yield real_place(url), name, True
+        for url in places.read:
+            yield real_place(url), name, False
 
 
 def parse_table(text: str, source: str) -> list[Row]:

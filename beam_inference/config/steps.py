@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 from beam_inference.config.cohort import VOLUMES, Cohort, merge_values
 from beam_inference.config.fields import Json, unknown_key_hint
 from beam_inference.config.job import JobConfig
-from beam_inference.config.job_file import override_value, rename_paths
+from beam_inference.config.job_file import override_value
+from beam_inference.config.places import Places, places_of_job
 from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import shorten_text, shorten_value
 
@@ -207,68 +208,15 @@ def _check_for_all(overrides: Iterable[str]) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The places that a step reads and writes, as URLs.
-
-    Attributes:
-        read: volumes and files.
-        written: volumes, files and state folders.
-        is_added: whether what is written is added to a volume that is read.
-    """
-
-    read: tuple[str, ...]
-    written: tuple[str, ...]
-    is_added: bool = False
-
-    def reads_of(self, other: Places) -> str | None:
-        """The first place here that the other step writes, if there is one."""
-        for place in self.read:
-            if any(_overlap(place, written) for written in other.written):
-                return place
-        return None
-
-    def writes_of(self, other: Places) -> str | None:
-        """The first place that both write, if there is one."""
-        for place in self.written:
-            if any(_overlap(place, written) for written in other.written):
-                return place
-        return None
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether two places are the same, or one lies in the other."""
-    first, second = (f"{place.rstrip('/')}/" for place in (one, other))
-    return first.startswith(second) or second.startswith(first)
-
-
-def places_of_job(job: JobConfig | Cohort) -> Places:
+def places_of(job: JobConfig | Cohort) -> Places:
     """The places that a job of one volume, or of several, reads and writes."""
-    if isinstance(job, Cohort):
-        each = [places_of_job(single) for single in job.volumes.values()]
-        return Places(
-            tuple(dict.fromkeys(place for places in each for place in places.read)),
-            tuple(dict.fromkeys(place for places in each for place in places.written)),
-        )
-    places: dict[str, str] = {}
-
-    def note(path: str, key: str) -> str:
-        places[f"{key} {path}"] = path
-        return path
-
-    rename_paths(job, file=lambda path, _: path, volume=note)
-    keys = set(_written_keys(job))
-    read = [path for key, path in places.items() if key.partition(" ")[0] not in keys]
-    written = [path for key, path in places.items() if key.partition(" ")[0] in keys]
-    previews = [single.output.preview_path for single in job.by_output.values()]
-    return Places(tuple(read), (*written, *(path for path in previews if path is not None)))
-
-
-def _written_keys(job: JobConfig) -> Iterator[str]:
-    yield "job.state_path"
-    for key in ("output", *(f"outputs.{name}" for name in job.outputs)):
-        yield f"{key}.path"
-        yield f"{key}.preview.path"
+    if isinstance(job, JobConfig):
+        return places_of_job(job)
+    each = [places_of_job(single) for single in job.volumes.values()]
+    return Places(
+        tuple(dict.fromkeys(place for places in each for place in places.read)),
+        tuple(dict.fromkeys(place for places in each for place in places.written)),
+    )
 
 
 def check_order(places: Mapping[str, Places], source: str) -> None:

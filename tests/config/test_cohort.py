@@ -87,6 +87,22 @@ def test_what_is_refused(tmp_path, rows, message):
         cohort_of(tmp_path, rows)
 
 
+@pytest.mark.parametrize("name", ["link", "sub/../a", "file://{folder}/%61"])
+@pytest.mark.parametrize("section", ["output", "outputs.second.path"])
+def test_no_volume_writes_into_what_another_reads_by_another_name(tmp_path, name, section):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    rows = [{"input": "a"}, {"input": "b", section: name.format(folder=tmp_path)}]
+    with pytest.raises(ConfigError, match="the volumes [ab] and [ab] both use"):
+        cohort_of(tmp_path, rows)
+
+
+def test_no_volume_writes_into_the_mask_of_another(tmp_path):
+    rows = [{"input": "a", "mask": "tissue"}, {"input": "b", "output": "tissue/b"}]
+    with pytest.raises(ConfigError, match="both use .*tissue"):
+        cohort_of(tmp_path, rows)
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from beam_inference.config.job_file import parse_job
 from beam_inference.config.steps import (
     Places,
     check_order,
     needed_steps,
-    places_of_job,
     split_steps,
 )
 from beam_inference.errors import ConfigError
@@ -65,23 +63,6 @@ def test_what_is_no_step_is_refused(steps, message):
 def test_volumes_belong_into_a_step():
     with pytest.raises(ConfigError, match="write it into the step"):
         split({"a": JOB}, volumes="*.zarr")
-
-
-def test_the_places_of_a_job():
-    values = {
-        **JOB,
-        "mask": {"path": "tissue"},
-        "model": {"path": "identity", "normalize": {"levels": "em.json"}},
-        "outputs": {
-            "second": {"path": "second", "preview": {"scale": [2, 2, 2], "value_range": [0, 1]}}
-        },
-        "job": {"state_path": "state"},
-        "inference": {"patch_shape": [8, 8, 8], "patch_overlap": [0, 0, 0], "chunk_shape": "auto"},
-    }
-    places = places_of_job(parse_job(values, Path("/d")))
-    assert set(places.read) == {f"file:///d/{name}" for name in ("em", "tissue", "em.json")}
-    written = {"map", "second", "state", "second_preview"}
-    assert set(places.written) == {f"file:///d/{name}" for name in written}
 
 
 CHAIN = {
