@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from beam_inference.volumes.conditional_writes import create_key, delete_value, 
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     KvStore,
+    LinkGuard,
     delete_folder,
     retry_request,
 )
@@ -108,6 +109,7 @@ class CrewRecords:
         self._store = store
         self._url = url
         self._folder = f"claims/{key[:16]}"
+        self._guard = LinkGuard(url)
 
     def agree_on_length(self, length: int) -> int:
         """Propose how many chunks are claimed at once; return what the first launch proposed."""
@@ -228,10 +230,14 @@ class CrewRecords:
     def read_signs(self) -> dict[str, SignOfLife]:
         """Read all signs of life that can be understood, by worker."""
         signs = {}
-        for worker in self._list_workers():
+        for worker, stored in self.read_stored_signs().items():
             with suppress(ValidationError):
-                signs[worker] = SignOfLife.model_validate_json(self.read_sign(worker))
+                signs[worker] = SignOfLife.model_validate_json(stored)
         return signs
+
+    def read_stored_signs(self) -> dict[str, bytes]:
+        """Read all signs of life as they are stored, by worker."""
+        return {worker: self.read_sign(worker) for worker in self._list_workers()}
 
     def _list_workers(self) -> list[str]:
         keys = ts.KvStore.KeyRange("workers/", "workers0")  # "0" comes after "/"
@@ -249,6 +255,8 @@ class CrewRecords:
         )
 
     def _request(self, what: str, key: str, action: Callable[[], Any]) -> Any:
+        if what == "write":
+            self._guard.check(key)
         return retry_request(what, f"{self._url}/{key}", action)
 
 
@@ -259,7 +267,8 @@ def _worker_key(worker: str) -> str:
 class SilenceWatch:
     """Finds out which workers have given no sign of life for some time, by its own clock.
 
-    A sign that is gone is no new one.
+    A sign that is gone is no new one. A worker that never gave one counts as silent since the watch
+    began: each gives one before it claims anything.
 
     Args:
         patience: seconds without a new sign after which a worker is silent.
@@ -270,12 +279,25 @@ class SilenceWatch:
         self._patience = patience
         self._clock = clock
         self._latest: dict[str, tuple[bytes, float]] = {}
+        self._begin: float | None = None
+
+    def begin(self, signs: Callable[[], Mapping[str, bytes]]) -> None:
+        """Begin to watch all workers, unless that was done: many may have been killed at once.
+
+        Args:
+            signs: reads the signs of all workers.
+        """
+        if self._begin is None:
+            self._begin = self._clock()
+            for worker, sign in signs().items():
+                self.is_silent(worker, sign)
 
     def is_silent(self, worker: str, sign: bytes) -> bool:
         """Note a worker's sign as it is now; whether it has been the same for too long."""
         now = self._clock()
-        before, since = self._latest.get(worker, (None, now))
-        if before is None or (sign and sign != before):
+        begin = now if self._begin is None or sign else self._begin
+        before, since = self._latest.setdefault(worker, (sign, begin))
+        if sign and sign != before:
             self._latest[worker] = (sign, now)
             return False
         return now - since >= self._patience

@@ -29,6 +29,20 @@ _HOMES = frozenset({"home", "homes", "users"})
 _OF_USERS = frozenset({"context", "aws_credentials", "user_project"})
 """Members of a TensorStore spec that say who opens it, and not what."""
 
+_OF_PLACES = frozenset(
+    {
+        *("driver", "kvstore", "path", "bucket", "base_url", "aws_region", "base", "layers"),
+        *("dtype", "rank", "domain", "transform", "schema", "field", "size", "start", "stop"),
+        *("metadata", "metadata_key", "multiscale_metadata", "scale_metadata", "scale_index"),
+        *("downsample_factors", "downsample_method", "recheck_cached_metadata"),
+        "recheck_cached_data",
+    }
+)
+"""Members of a TensorStore spec, of drivers of arrays and of stores, that a record may have.
+
+They say what is read. Others say how: by which host, as whom, and whether anything is created.
+"""
+
 
 class RecordedPaths:
     """Paths as they are recorded in one volume, and as they are found from it again.
@@ -113,7 +127,18 @@ class RecordedPaths:
         return (found if "://" in found else Path(found).as_uri()) + bar + drivers
 
     def find_spec(self, spec: Json, key: str) -> Json:
-        """A TensorStore spec that is recorded, with the places that it names; see above."""
+        """A TensorStore spec that is recorded, with the places that it names; see above.
+
+        Raises:
+            StateError: it does not say where something lies, or says more than what is read.
+        """
+        other = sorted(set(spec) - _OF_PLACES) if "driver" in spec else []
+        if other:
+            raise StateError(
+                f"the record opens {key} by {shorten_text(', '.join(other))} of a TensorStore "
+                "spec, which a record may not say: it could send your credentials to a host of "
+                f"its own, or have something created. Say where the volume is: --file {key}=PATH"
+            )
         found = {name: self._find_member(value, key) for name, value in spec.items()}
         path = spec.get("path")
         if spec.get("driver") == "file" and isinstance(path, str):

@@ -287,6 +287,7 @@ class Crew:
         """Whether the worker that holds a claim has shown nothing new for too long."""
         if claim.worker == self._name:  # another thread, or an attempt whose answer was lost
             return False
+        self._silence.begin(self._records.read_stored_signs)
         worker = claim.worker or "unknown"
         return self._silence.is_silent(worker, self._records.read_sign(worker))
 

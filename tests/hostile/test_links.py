@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,16 @@ def test_a_link_in_the_state_folder_of_a_job(tmp_path, victim, capsys, part):
     for further in ([], ["--overwrite"]):
         refused_with_link(["run", job, *further], capsys)
     refused_with_link(["clean", job], capsys)
+
+
+def test_a_link_to_a_folder_of_receipts(tmp_path, victim, capsys):
+    write_volume(tmp_path / "v", ARRAY)
+    job = write_job(tmp_path / "job.yaml", job_values(tmp_path / "v", tmp_path / "out"))
+    assert main(["run", str(job)]) == 0
+    (receipts,) = (tmp_path / "out/_beam_inference/receipts").glob("*/000000000")
+    shutil.rmtree(receipts)
+    receipts.symlink_to(victim)
+    refused_with_link(["run", job], capsys)
 
 
 def test_a_link_where_levels_keep_their_counts(tmp_path, victim, capsys):

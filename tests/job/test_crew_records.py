@@ -5,7 +5,8 @@ from fakes.gcs import GcsStandIn
 from fakes.receipts import resolved
 
 from beam_inference.config.storage import Storage
-from beam_inference.job.crew_records import SignOfLife, SilenceWatch
+from beam_inference.errors import WorkerFault
+from beam_inference.job.crew_records import FoundClaim, SignOfLife, SilenceWatch
 from beam_inference.job.state import State
 
 
@@ -123,6 +124,42 @@ def test_a_worker_is_silent_once_its_sign_has_not_changed_for_long():
     assert not watch.is_silent("a", b"3")
     now[0] += 60
     assert watch.is_silent("a", b"")
+
+
+def test_many_workers_that_were_killed_at_once_are_silent_at_once():
+    now = [1000.0]
+    watch = SilenceWatch(60, lambda: now[0])
+    watch.begin(lambda: {"a": b"1", "b": b"1"})
+    assert not watch.is_silent("a", b"1")
+    now[0] += 30
+    watch.begin(lambda: pytest.fail("it has begun"))
+    assert not watch.is_silent("unknown", b"")
+    assert not watch.is_silent("new", b"1")
+    now[0] += 30
+    assert watch.is_silent("b", b"1")
+    assert watch.is_silent("unknown", b"")
+    assert not watch.is_silent("never seen before", b"5")
+    assert watch.is_silent("that never gave a sign", b"")
+    assert not watch.is_silent("new", b"1")
+
+
+def test_no_link_is_followed_where_claims_are_written(crew, folder, tmp_path):
+    outside = tmp_path / "outside"
+    (outside / "1").mkdir(parents=True)
+    (outside / "1" / "000000000003.json").write_text("precious")
+    claims = folder / "claims"
+    claims.mkdir(parents=True)
+    key = resolved().records_key[:16]
+    (claims / key).mkdir()
+    (claims / key / "infer").symlink_to(outside)
+    for action in (
+        lambda: crew.claim("infer", 1, 3, "one-1"),
+        lambda: crew.take_over("infer", 1, 3, FoundClaim("", b""), "one-1"),
+    ):
+        with pytest.raises(WorkerFault, match="infer is a link"):
+            action()
+    assert files(outside) == ["000000000003.json"]
+    assert (outside / "1" / "000000000003.json").read_text() == "precious"
 
 
 def test_one_worker_does_what_is_done_once(crew):

@@ -92,6 +92,38 @@ def test_a_spec_keeps_its_places_and_loses_who_opens_them():
     assert found[2:] == recorded["layers"][2:]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"endpoint": "http://attacker"},
+        {"host_header": "private.s3.amazonaws.com"},
+        {"aws_credentials": {"type": "profile", "profile": "alice"}},
+        {"context": {"aws_credentials": {"type": "environment"}}},
+        {"aws_credentials#x": {}},
+        {"user_project": "somebodys"},
+        {"create": True},
+        {"delete_existing": True},
+        {"headers": ["authorization: Bearer x"]},
+        {"coordinator": {"address": "attacker:1"}},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_a_record_says_what_is_read_and_not_how(more):
+    """Whoever wrote the record could otherwise have our credentials sent to a host of theirs."""
+    store = {"driver": "s3", "bucket": "b", "path": "em/"}
+    for spec in (
+        {"driver": "zarr", "kvstore": store | more},
+        {"driver": "zarr", "kvstore": store} | more,
+        {
+            "driver": "cast",
+            "base": {"driver": "zarr", "kvstore": {"driver": "zip", "base": store | more}},
+        },
+        {"driver": "stack", "layers": [{"driver": "n5", "kvstore": store | more}]},
+    ):
+        with pytest.raises(StateError, match=r"may not say: .* --file input.path=PATH"):
+            LOCAL.find_spec(spec, "input.path")
+
+
 def test_a_spec_in_somebodys_home_is_left_out():
     for kvstore in ({"driver": "file", "path": "/home/alice/em/"}, "file:///home/alice/em|zip:"):
         recorded = LOCAL.record_spec({"driver": "zarr3", "kvstore": kvstore})
