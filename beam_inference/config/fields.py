@@ -115,9 +115,11 @@ class Model(BaseModel):
 
 
 class Frozen(BaseModel):
-    """A record as it stands in JSON: frozen, and strict about unknown keys."""
+    """A record as it stands in JSON: frozen, strict about unknown keys, of finite numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
 
 
 def unknown_key_hint(key: str, fields: Iterable[str]) -> str:

@@ -31,17 +31,19 @@ from beam_inference.conversion.protocol import (
 )
 from beam_inference.conversion.stored_files import (
     FILES_AT_A_TIME,
+    MARK_BYTES,
     StoredFile,
     find_files,
     hash_contents,
     is_url,
+    mark_content,
 )
 from beam_inference.conversion.tiff import read_tiff_slice, read_tiff_slice_header
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.block_memory import check_block_memory
 from beam_inference.volumes.kvstores import LOCAL
-from beam_inference.volumes.remote_files import find_remote_file
+from beam_inference.volumes.remote_files import RemoteFile
 from beam_inference.volumes.remote_names import list_remote_files, names_files
 
 
@@ -79,6 +81,7 @@ class SliceStack:
         names_hash: hash of the files' names, in order.
         files_hash: hash of the files' names, sizes and times; in object stores, of their names
             and generations.
+        marks: a mark of the content of each file, one after the other.
         info: its extent, dtype, and so on.
         storage: how object stores are reached.
     """
@@ -86,6 +89,7 @@ class SliceStack:
     pattern: str
     names_hash: str
     files_hash: str
+    marks: bytes
     info: SourceInfo
     storage: Storage = LOCAL
 
@@ -109,7 +113,7 @@ class SliceStack:
 
             def read_slice(z: int) -> None:
                 part = out[:, z - box.start[0] : z - box.start[0] + 1]
-                voxels = self._read_slice(paths[z], window)
+                voxels = self._read_slice(paths[z], z, window)
                 if (voxels.dtype, voxels.shape) != (part.dtype, part.shape):
                     raise PermanentReadError(
                         f"{paths[z]} holds {voxels.dtype} voxels of {list(voxels.shape)} where "
@@ -125,12 +129,18 @@ class SliceStack:
 
         return read
 
-    def _read_slice(self, path: str, window: BoundingBox) -> Voxels:
+    def _read_slice(self, path: str, number: int, window: BoundingBox) -> Voxels:
         read = _format_of(path).read
-        if not is_url(path):
+        (file,) = find_files([path], self.storage)
+        if mark_content(file) != self.marks[MARK_BYTES * number :][:MARK_BYTES]:
+            raise WorkerFault(
+                f"{path} was changed since the launch read its header: its slice would be of "
+                "another volume. Give the command again, with --overwrite"
+            )
+        if not isinstance(file, RemoteFile):
             return read(path, window)
         most = 2 * self.info.itemsize * math.prod(self.info.bounds.shape[1:]) + _HEADER_BYTES
-        content = find_remote_file(path, self.storage).read_whole(most)
+        content = file.read_whole(most)
         with temporary_file(content, f"slice{_suffix(path)}") as copy, errors_of_copy(copy, path):
             return read(copy, window)
 
@@ -176,7 +186,8 @@ def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
         header.grain,
         numbering_notes([Path(path).name for path in paths]) + header.notes,
     )
-    return SliceStack(pattern, _hash(paths), hash_contents(files), info, storage)
+    marks = b"".join(map(mark_content, files))
+    return SliceStack(pattern, _hash(paths), hash_contents(files), marks, info, storage)
 
 
 def is_slice(path: str) -> bool:

@@ -71,6 +71,15 @@ def hash_contents(files: Iterable[StoredFile]) -> str:
     return hashlib.sha256("\n".join(map(_content_line, files)).encode()).hexdigest()
 
 
+MARK_BYTES = 8
+"""Bytes of a mark: enough to notice a change, few enough for a million of files."""
+
+
+def mark_content(file: StoredFile) -> bytes:
+    """A hash of what changes with a file's content, :data:`MARK_BYTES` long."""
+    return hashlib.sha256(_content_line(file).encode()).digest()[:MARK_BYTES]
+
+
 def _content_line(file: StoredFile) -> str:
     """What of a file changes with its content, as a line of text."""
     if isinstance(file, RemoteFile):

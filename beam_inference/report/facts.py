@@ -28,7 +28,7 @@ class JobFacts:
 
     Attributes:
         chunks: number of the job's chunks.
-        done: number of chunks with a receipt.
+        done: number of chunks with a receipt; without those that were read and cannot be believed.
         summed: number of chunks with a first-stage receipt, with ``strategy: exchange``.
         receipts: the receipts that were read, in the order of chunks.
         sums: the first-stage receipts that were read, in the order of chunks.
@@ -58,7 +58,7 @@ class JobFacts:
     @property
     def is_sampled(self) -> bool:
         """Whether there are receipts that were not read."""
-        return self.done > len(self.receipts) + len(self.damaged)
+        return self.done > len(self.receipts)
 
 
 def gather_facts(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -> JobFacts:
@@ -89,7 +89,8 @@ def gather_facts(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_R
     done, sample = count_and_sample(list_receipts(), receipts_read)
     records = list(state.scan_receipts(sorted(sample)))
     receipts = [record for record in records if isinstance(record, Receipt)]
-    damaged = [record.message for record in records if isinstance(record, DamagedRecord)]
+    damaged = [record for record in records if isinstance(record, DamagedRecord)]
+    in_cells -= chunk_map.counts(np.array([record.chunk for record in damaged], np.int64))
     summed = 0
     sums = list[Receipt]()
     if job.exchange is not None:
@@ -97,13 +98,13 @@ def gather_facts(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_R
         sums = state.read_sums(sorted(sample))
     return JobFacts(
         chunks=count,
-        done=done,
+        done=done - len(damaged),
         summed=summed,
         receipts=receipts,
         sums=sums,
         done_in_cells=in_cells,
         quarantined=list(quarantined),
         records=state.read_quarantine(list(islice(quarantined, RECORDS_READ))),
-        damaged=damaged,
+        damaged=[record.message for record in damaged],
         launches=state.read_launches(),
     )

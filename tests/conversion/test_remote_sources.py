@@ -369,6 +369,10 @@ def test_slices_in_a_store_are_checked_as_those_here():
     identity = source.identity
     open_kvstore(folder).write("s3.png", slices_of(array[::-1], "png")["s0.png"]).result()
     assert source_of(f"{folder}/*.png").identity != identity
+    read = source.open()
+    np.testing.assert_array_equal(read(BoundingBox((0, 0, 0), (3, 20, 30)))[0], array[:3])
+    with pytest.raises(WorkerFault, match="s3.png was changed since"):
+        read(BoundingBox((2, 0, 0), (5, 20, 30)))
     open_kvstore(folder).write("s3.png", None).result()
     with pytest.raises(WorkerFault, match="not those that were there"):
         source.open()
@@ -382,11 +386,9 @@ def test_slices_in_a_store_are_checked_as_those_here():
     read = source_of(cut).open()
     with pytest.raises(PermanentReadError, match=f"cannot read {cut}/s2.png"):
         read(BoundingBox((0, 0, 0), (5, 20, 30)))
-    large = put(files)
-    source = source_of(large)
-    open_kvstore(large).write("s2.png", files["s2.png"] + bytes(2**24 + 1200)).result()
+    large = source_of(put(files | {"s2.png": files["s2.png"] + bytes(2**24 + 1200)}))
     with pytest.raises(PermanentReadError, match="s2.png has more than"):
-        source.open()(source.info.bounds)
+        large.open()(large.info.bounds)
 
 
 def on_the_web(files):

@@ -217,8 +217,10 @@ def test_slices_that_change_after_the_launch(tmp_path):
     source = source_of(folder)
     data = (folder / "s3.png").read_bytes()
     (folder / "s3.png").write_bytes(data[: len(data) // 2])
-    with pytest.raises(PermanentReadError, match="s3.png"):
+    with pytest.raises(WorkerFault, match="s3.png was changed since the launch read its header"):
         source.open()(source.info.bounds)
+    with pytest.raises(PermanentReadError, match="s3.png"):
+        source_of(folder).open()(source.info.bounds)
     assert source_of(folder).identity != source.identity
     (folder / "s3.png").unlink()
     with pytest.raises(WorkerFault, match="are not those that were there"):

@@ -166,6 +166,7 @@ def test_what_is_gone_or_damaged_is_said(job, tmp_path):
     assert "The input cannot be opened: no volume at" in text
     assert "The output is gone." in text
     assert "1 receipts cannot be believed" in text
+    assert "17 of 18 chunks done" in text
     assert "The result" not in text
 
 
