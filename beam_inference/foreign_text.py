@@ -93,6 +93,11 @@ def clean_text(text: str) -> str:
     return escape_controls(remove_credentials(escape_controls(text)))
 
 
+def clean_line(text: str) -> str:
+    """The text as :func:`clean_text` has it, on one line."""
+    return " ".join(clean_text(text).split())
+
+
 def describe_error(error: BaseException, *, with_type: bool = True) -> str:
     """One clean, short line about an error that others raised, such as code that a job names.
 

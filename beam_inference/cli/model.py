@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from beam_inference.cli.command import Options, Subparsers, add_command, add_debug, set_action
 from beam_inference.cli.terminal import table_console
 from beam_inference.errors import COMPLETE, FAILED, ConfigError
-from beam_inference.foreign_text import clean_text
+from beam_inference.foreign_text import clean_line
 
 if TYPE_CHECKING:
     from beam_inference.launch.new_job import NewJob
@@ -193,14 +193,14 @@ def _show(options: ModelOptions) -> int:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, Text(clean_text(value)))
+        table.add_row(name, Text(clean_line(value)))
     console.print(table)
     print("\nHow a job runs it as its own tool does:")
     keys = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(3):
         keys.add_column(overflow="fold")
     for setting in recipe.settings:
-        keys.add_row(setting.key, Text(json.dumps(setting.value)), Text(clean_text(setting.reason)))
+        keys.add_row(setting.key, Text(json.dumps(setting.value)), Text(clean_line(setting.reason)))
     console.print(keys)
     for caution in recipe.cautions:
         print(f"- {caution}")

@@ -17,7 +17,7 @@ from beam_inference.config.storage import Storage, check_url
 from beam_inference.conversion.block_conversion import BlockConversion, plan_block_conversion
 from beam_inference.conversion.copying import WINDOW_BYTES
 from beam_inference.conversion.file_conversion import FileConversion, plan_file_conversion
-from beam_inference.conversion.find_source import find_source, split_dataset
+from beam_inference.conversion.find_source import StoredVolume, find_source, split_dataset
 from beam_inference.conversion.named_files import path_errors
 from beam_inference.conversion.options import ConversionOptions, ConversionResult
 from beam_inference.conversion.resampled import resample_source
@@ -26,6 +26,7 @@ from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
+from beam_inference.job.unfinished import warn_if_unfinished
 from beam_inference.volumes.kvstores import LOCAL, is_within, place_of_url, url_of
 
 ConversionPlan: TypeAlias = BlockConversion | FileConversion
@@ -119,6 +120,8 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
     if like is not None:
         _check_stays(like, target, options.storage)
     volume = find_source(source, options.dataset, options.scale, options.storage)
+    if isinstance(volume, StoredVolume):
+        warn_if_unfinished(volume.url, options.storage)
     gives_labels = False
     if options.resampling is not None:
         volume = resample_source(volume, source, options.resampling, options.storage)

@@ -33,6 +33,7 @@ from beam_inference.training.config import (
     VolumeConfig,
     load_training,
 )
+from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import check_output, create_output
 from beam_inference.volumes.volume import Volume
@@ -78,7 +79,7 @@ class BoxRecord(Frozen):
         labels_sha256: hash of the labels that were exported.
     """
 
-    name: Annotated[str, Field(pattern=r"^box_\d{4}$")]
+    name: Annotated[str, Field(pattern=r"^box_[0-9]{4}$")]
     core: BoxConfig
     box: BoxConfig
     judged: Natural
@@ -166,8 +167,8 @@ def load_boxes(folder: Path) -> BoxesRecord:
 
 def _read_json(path: Path) -> Any:
     try:
-        values = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
+        values = parse_json(read_file(path.absolute().as_uri()))
+    except (VolumeError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {shorten_text(str(error))}") from None
     return _best_threshold(values) if isinstance(values, dict) else values
 
@@ -227,8 +228,13 @@ def export_boxes(
     _check_format(format)
     volumes = _open_volumes(entry, evaluation, config.storage)
     split = config.definite_split
+    bounds = volumes["image"].bounds
+    for volume in volumes.values():
+        bounds = bounds.intersection(volume.bounds)
     chosen = [
-        place for place in evaluation.places if split.contains("train", place.box.box, entry.name)
+        place
+        for place in evaluation.places
+        if bounds.contains(place.box.box) and split.contains("train", place.box.box, entry.name)
     ]
     left_out = len(evaluation.places) - len(chosen)
     if not chosen:
@@ -237,9 +243,6 @@ def export_boxes(
             f"of the split are {list(split.block_shape)} voxels. Have evaluate list more places "
             "(--worst), or smaller ones (--cell_shape)."
         )
-    bounds = volumes["image"].bounds
-    for volume in volumes.values():
-        bounds = bounds.intersection(volume.bounds)
     boxes = [place.box.box.grow(context).intersection(bounds) for place in chosen[:most]]
     _check_room(boxes, config.patch_shape)
     _make_empty(folder)

@@ -142,6 +142,8 @@ def _find_judged(
             "Boxes could be of the validation or test set now. Write what it said, name the "
             "training file that it was, or export boxes again."
         )
+    if len({box.name for box in record.boxes}) < len(record.boxes):
+        raise StateError(f"{folder / RECORD_FILE} lists a box twice: export boxes again")
     for box in record.boxes:
         core = box.core.box
         is_trained = config.definite_split.contains("train", core, found[0].name)

@@ -28,6 +28,9 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
+from beam_inference.job.stage_witnesses import check_witnesses
+from beam_inference.job.unfinished import warn_if_unfinished
+from beam_inference.segmentation.numbering import WitnessedStage
 from beam_inference.segmentation.scratch import Scratch
 from beam_inference.segmentation.thresholds import check_threshold
 from beam_inference.volumes.kvstores import LOCAL, delete_folder, open_kvstore, url_of
@@ -205,6 +208,7 @@ def plan_evaluation(
             "them out, or give --as map"
         )
     grid = _plan_grid(judged, truth, cell_shape, chunk_shape)
+    warn_if_unfinished(output, storage)
     return EvaluationPlan(
         output=output,
         scale=scale,
@@ -267,6 +271,7 @@ def run_evaluations(
     ]
     job = replace(job, stages=evaluation_stages(*plans))
     StageRecords(job).begin()
+    check_witnesses(job, [each for each in job.stages if isinstance(each, WitnessedStage)], state)
     tasks = sum(stage.count for stage in job.stages)
     outcome = run_stages(job, flags, len(plans) * plans[0].grid.roi.size / tasks)
     if not outcome.is_complete:
@@ -323,8 +328,9 @@ def read_evaluation(plan: EvaluationPlan) -> Evaluation:
 
 def _forget(job: StageJob, scratch_url: str) -> None:
     """Remove the records of an evaluation: the volumes may be others when it is asked for again."""
-    Scratch(scratch_url, job.storage).delete()
+    # first what says that files are there
     delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
+    Scratch(scratch_url, job.storage).delete()
 
 
 def _choose_channel(volume: Volume, channel: int | None) -> int:

@@ -36,9 +36,30 @@ _ROWS_AT_A_TIME = 2**21
 """Rows that wait until they are summed."""
 
 
+_LARGEST_ID = 2**64 - 1
+
+
 def cells_along(shape: Zyx, cell_shape: Zyx) -> Zyx:
     """The number of cells on each axis of a box that begins at a cell."""
     return zyx.ceil_div_each(shape, cell_shape)
+
+
+def check_not_negative(name: str, values: AnyArray, core: BoundingBox) -> None:
+    """Refuse negative ids. Raises ValueError."""
+    if values.dtype.kind == "i" and values.min() < 0:
+        raise ValueError(f"a {name} in {core} is {values.min()}: labels are 0 or more")
+
+
+def is_among(labels: AnyArray, ids: Sequence[int]) -> NDArray[np.bool_]:
+    """Whether each label is one of some ids, exactly: ids of 64 bits are not compared as floats.
+
+    Args:
+        labels: integers from 0 on, of any shape.
+        ids: 0 or more; those that are no label of 64 bits are none here.
+    """
+    known = np.array([each for each in ids if each <= _LARGEST_ID], np.uint64)
+    among: NDArray[np.bool_] = np.isin(labels.astype(np.uint64), known)
+    return among
 
 
 def count_overlaps(
@@ -59,9 +80,8 @@ def count_overlaps(
     Raises:
         ValueError: a label or segment is negative.
     """
-    for name, values in (("label", labels), ("segment", segments)):
-        if values.dtype.kind == "i" and values.min() < 0:
-            raise ValueError(f"a {name} in {core} is {values.min()}: labels are 0 or more")
+    check_not_negative("label", labels, core)
+    check_not_negative("segment", segments, core)
     label = labels.astype(np.uint64).ravel()
     segment = segments.astype(np.uint64).ravel()
     depth, height, width = labels.shape
@@ -73,7 +93,7 @@ def count_overlaps(
     starts = np.flatnonzero(is_first)
     lengths = np.diff(starts, append=label.size)
     if ignore:
-        judged = ~np.isin(label[starts], np.array(ignore, np.uint64))
+        judged = ~is_among(label[starts], ignore)
         starts = starts[judged]
         lengths = lengths[judged]
     places = np.stack(np.unravel_index(starts, (depth, height, width)), axis=1).astype(np.int64)

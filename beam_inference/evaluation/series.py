@@ -9,7 +9,7 @@ from typing import Any
 from beam_inference.beam.stage_runner import StageOutcome
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
-from beam_inference.errors import ConfigError
+from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.evaluation.evaluate import Evaluation, plan_evaluation, run_evaluations
 from beam_inference.evaluation.object_scores import ObjectScores
 from beam_inference.evaluation.plans import Kind
@@ -121,6 +121,12 @@ def evaluate_series(
         )
         for threshold in at
     ]
+    boxes = {plan.grid.roi for plan in plans}
+    if len(boxes) > 1:
+        raise VolumeError(
+            f"the segmentations in {url} cover unlike boxes, {', '.join(map(str, boxes))}: scores "
+            "of these cannot be compared. Make them anew by one command"
+        )
     description = {"volumes": [plan.description for plan in plans]}
     state_url = url if state is None else url_of(state)
     evaluations, outcome = run_evaluations(plans, description, state_url, flags)

@@ -15,7 +15,7 @@ overlap, twice while it grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,9 @@ from beam_inference.evaluation.map_scores import count_at, count_values
 from beam_inference.evaluation.overlaps import (
     best_pairs,
     cells_along,
+    check_not_negative,
     count_overlaps,
+    is_among,
     sum_cells,
     sum_tables,
     wrong_voxels,
@@ -33,7 +35,14 @@ from beam_inference.evaluation.overlaps import (
 from beam_inference.evaluation.plans import EvaluationPlan
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.segmentation.numbering import DoChunk, Stage, stage_for_each
+from beam_inference.job.stage_witnesses import Testimony
+from beam_inference.segmentation.numbering import (
+    DoChunk,
+    Stage,
+    WitnessedStage,
+    for_each_plan,
+    stage_for_each,
+)
 from beam_inference.segmentation.scratch import Arrays
 
 PLACE = np.dtype(
@@ -51,28 +60,93 @@ def evaluation_stages(*plans: EvaluationPlan) -> tuple[Stage, ...]:
     plan = plans[0]
     is_map = plan.kind == "map"
     return (
-        stage_for_each("count", plan.grid.count, plans, count_map if is_map else count_labels),
+        WitnessedStage(
+            "count",
+            plan.grid.count * len(plans),
+            for_each_plan(plan.grid.count, plans, count_chunks),
+            for_each_plan(plan.grid.count, plans, hear_counted),
+        ),
         stage_for_each("sum", 1, plans, sum_maps if is_map else sum_labels),
         stage_for_each("rank", plan.grid.count, plans, rank),
         stage_for_each("gather", 1, plans, gather),
     )
 
 
-def count_labels(plan: EvaluationPlan) -> DoChunk:
-    """Make the worker that counts overlaps of labels with objects or classes."""
-    output = plan.open_output()
-    labels = plan.open_labels()
+Counts = Callable[[int], Mapping[str, Arrays]]
+"""What is counted in a chunk: arrays by name, by the kind of the file that holds them."""
+
+
+def count_chunks(plan: EvaluationPlan) -> DoChunk:
+    """Make the worker that counts what a chunk holds."""
     scratch = plan.scratch()
+    count = _counts(plan)
 
     def do(index: int) -> None:
+        for kind, arrays in count(index).items():
+            scratch.write(kind, index, **arrays)
+
+    return do
+
+
+def hear_counted(plan: EvaluationPlan) -> Testimony:
+    """Make the function that compares what was counted in a chunk with what it holds now."""
+    scratch = plan.scratch()
+    count = _counts(plan)
+
+    def holds(index: int) -> bool:
+        return all(
+            np.array_equal(scratch.read(kind, index)[name], array)
+            for kind, arrays in count(index).items()
+            for name, array in arrays.items()
+        )
+
+    return holds
+
+
+def _counts(plan: EvaluationPlan) -> Counts:
+    return _count_map(plan) if plan.kind == "map" else _count_labels(plan)
+
+
+def _count_labels(plan: EvaluationPlan) -> Counts:
+    """Count overlaps of labels with objects or classes."""
+    output = plan.open_output()
+    labels = plan.open_labels()
+
+    def count(index: int) -> Mapping[str, Arrays]:
         core = plan.grid.core_box(index)
         cells = count_overlaps(
             labels.read(core)[0], output.read(core)[0], core, plan.cell_shape, plan.ignore
         )
-        scratch.write("cells", index, rows=cells)
-        scratch.write("counts", index, rows=sum_cells(cells))
+        return {"cells": {"rows": cells}, "counts": {"rows": sum_cells(cells)}}
 
-    return do
+    return count
+
+
+def _count_map(plan: EvaluationPlan) -> Counts:
+    """Count the values of a map."""
+    output = plan.open_output()
+    labels = plan.open_labels()
+
+    def count(index: int) -> Mapping[str, Arrays]:
+        core = plan.grid.core_box(index)
+        values = output.read(core)[0]
+        truth = labels.read(core)[0]
+        check_not_negative("label", truth, core)
+        is_judged = ~is_among(truth, plan.ignore) if plan.ignore else np.ones(truth.shape, bool)
+        is_positive = is_among(truth, plan.positive) if plan.positive else truth != 0
+        is_wrong = ((values >= plan.thresholds[0]) != is_positive) & is_judged
+        return {
+            "counts": {
+                "histograms": count_values(values, is_positive, is_judged, plan.bins),
+                "at": count_at(values, is_positive, is_judged, plan.thresholds),
+            },
+            "cells": {
+                "judged": _sum_in_cells(is_judged, plan.cell_shape),
+                "wrong": _sum_in_cells(is_wrong, plan.cell_shape),
+            },
+        }
+
+    return count
 
 
 def sum_labels(plan: EvaluationPlan) -> DoChunk:
@@ -88,35 +162,6 @@ def sum_labels(plan: EvaluationPlan) -> DoChunk:
             is_right = best_pairs(table)
         scratch.write("result", 0, table=table)
         scratch.write("right", 0, rows=table[is_right])
-
-    return do
-
-
-def count_map(plan: EvaluationPlan) -> DoChunk:
-    """Make the worker that counts the values of a map."""
-    output = plan.open_output()
-    labels = plan.open_labels()
-    scratch = plan.scratch()
-
-    def do(index: int) -> None:
-        core = plan.grid.core_box(index)
-        values = output.read(core)[0]
-        truth = labels.read(core)[0]
-        is_judged = ~np.isin(truth, plan.ignore) if plan.ignore else np.ones(truth.shape, bool)
-        is_positive = np.isin(truth, plan.positive) if plan.positive else truth != 0
-        is_wrong = ((values >= plan.thresholds[0]) != is_positive) & is_judged
-        scratch.write(
-            "counts",
-            index,
-            histograms=count_values(values, is_positive, is_judged, plan.bins),
-            at=count_at(values, is_positive, is_judged, plan.thresholds),
-        )
-        scratch.write(
-            "cells",
-            index,
-            judged=_sum_in_cells(is_judged, plan.cell_shape),
-            wrong=_sum_in_cells(is_wrong, plan.cell_shape),
-        )
 
     return do
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from beam_inference.config.fields import Json
 from beam_inference.config.job_file import absolute_path
 from beam_inference.errors import StateError
-from beam_inference.foreign_text import remove_credentials, shorten_text
+from beam_inference.foreign_text import remove_credentials, shorten_text, shorten_value
 from beam_inference.volumes.kvstores import local_folder
 
 ELSEWHERE = "…/"
@@ -42,6 +42,9 @@ _OF_PLACES = frozenset(
 
 They say what is read. Others say how: by which host, as whom, and whether anything is created.
 """
+
+
+_REGION = re.compile(r"[a-z0-9-]*")
 
 
 class RecordedPaths:
@@ -138,6 +141,12 @@ class RecordedPaths:
                 f"the record opens {key} by {shorten_text(', '.join(other))} of a TensorStore "
                 "spec, which a record may not say: it could send your credentials to a host of "
                 f"its own, or have something created. Say where the volume is: --file {key}=PATH"
+            )
+        region = spec.get("aws_region", "")
+        if not isinstance(region, str) or not _REGION.fullmatch(region):
+            raise StateError(  # TensorStore makes a host's name of it
+                f"the record opens {key} in the region {shorten_value(region)}, which is none: "
+                f"say where the volume is: --file {key}=PATH"
             )
         found = {name: self._find_member(value, key) for name, value in spec.items()}
         path = spec.get("path")

@@ -14,7 +14,7 @@ import yaml
 from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.job_file import parse_job_text
 from beam_inference.errors import ConfigError
-from beam_inference.foreign_text import clean_text
+from beam_inference.foreign_text import clean_line, clean_text
 from beam_inference.launch.job_grid import (
     InputScales,
     choose_grid,
@@ -173,7 +173,7 @@ def _path_from(folder: Path, path: str) -> str:
 
 
 def _write_text(package: Package, settings: Sequence[Setting], cautions: Sequence[str]) -> str:
-    title = clean_text(f"{package.recipe.title} ({package.path})")
+    title = clean_line(f"{package.recipe.title} ({package.path})")
     lines = [
         *_comment(f"A job file for {title}, made by beam-inference init."),
         *_comment(

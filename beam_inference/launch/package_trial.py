@@ -76,6 +76,8 @@ class PackageTest:
     @property
     def is_passed(self) -> bool:
         """Whether the prediction is what it should be, as far as that is known."""
+        if not (math.isfinite(self.lowest) and math.isfinite(self.highest)):
+            return False
         return self.difference is None or self.difference <= self.limit
 
 
@@ -141,6 +143,11 @@ def _try_sample(package: Package, sample: Sample, *, is_trusted: bool) -> Packag
     recipe = package.network.describe()
     prediction = _predict_whole(package, recipe, sample.image, is_trusted=is_trusted)
     expected = sample.result.astype(np.float64)
+    if not np.isfinite(expected).all():
+        raise ModelContractError(
+            f"{package.path}: the result of its example holds NaN or infinite values, by which "
+            "nothing can be judged"
+        )
     if expected.shape != prediction.shape:
         raise ModelContractError(
             f"{package.path}: the network makes an array of shape {list(prediction.shape)} of its "

@@ -6,6 +6,7 @@ sizes are in nanometres.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -183,6 +184,11 @@ class _Grid:
         coarse = metadata.input_voxel_size
         fine = metadata.output_voxel_size or coarse
         ratios = [a / b for a, b in zip(coarse, fine, strict=False)]
+        if not all(map(math.isfinite, ratios)):
+            raise ModelContractError(
+                f"voxels of {list(coarse)} nm go in, and come out as {list(fine)} nm: no network's "
+                "output is so much finer. Mend the voxel sizes in metadata.json"
+            )
         return cls(_in_three(given, 1), _in_three(answered, 1), _in_three(ratios, 1.0))
 
     @property

@@ -245,6 +245,8 @@ def _of_result(transform: Component, name: str) -> Any:
 def _activations(transform: Component) -> list[Json]:
     transform.check_arguments(_KEYS | {"softmax": ..., "sigmoid": ..., "other": None})
     named = [name for name in ("sigmoid", "softmax") if _of_result(transform, name)]
+    if len(named) > 1:
+        raise transform.refuse("has sigmoid and softmax")
     return [{"operator": name} for name in named]
 
 
@@ -258,7 +260,7 @@ def _discrete(transform: Component) -> list[Json]:
         operators.append({"operator": "argmax"})
     if _of_result(transform, "threshold") is not None:
         at = _of_result(transform, "threshold")
-        if operators or not isinstance(at, int | float):
+        if operators or isinstance(at, bool) or not isinstance(at, int | float):
             raise transform.refuse(f"has argmax and a threshold, {shorten_value(at)}")
         operators.append({"operator": "threshold", "at": float(at)})
     return operators

@@ -93,6 +93,10 @@ def read_json(file: Traversable) -> Json:
 
 
 def _read_text(file: Traversable) -> bytes:
+    if not file.is_file():
+        raise ModelContractError(
+            f"{file} is no file: it is a folder, a pipe or the like, or absent"
+        )
     try:
         with file.open("rb") as stream:
             text: bytes = stream.read(_LARGEST_TEXT + 1)

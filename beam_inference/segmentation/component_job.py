@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
+from beam_inference.job.unfinished import warn_if_unfinished
 from beam_inference.segmentation.layout import (
     Layout,
     check_urls,
@@ -75,6 +76,7 @@ def plan_components(
     if threshold is not None:
         check_threshold("--threshold", threshold, volume.dtype, source)
         check_separates("--threshold", threshold, volume.dtype, source)
+    warn_if_unfinished(source, storage)
     output, grid = plan_output(volume, target, layout, _SIDE, storage, overwrite=overwrite)
     return ComponentPlan(
         source=source,

@@ -25,8 +25,8 @@ from beam_inference.job.stage_witnesses import Testimony
 from beam_inference.segmentation.labelling import Faces, equivalences, label_chunk
 from beam_inference.segmentation.numbering import (
     DoChunk,
-    PaintStage,
     Stage,
+    WitnessedStage,
     faces_after,
     hear_ids,
     ids_of,
@@ -50,7 +50,7 @@ def component_stages(
         Stage("label", plan.grid.count, partial(label, plan)),
         Stage("match", plan.grid.count, partial(match, plan)),
         *numbering_stages(plan),
-        PaintStage(
+        WitnessedStage(
             "relabel", plan.grid.count, partial(relabel, plan), partial(hear_relabelled, plan)
         ),
         Stage("tabulate", plan.grid.shape[0], partial(tabulate, plan, lines_per_part)),

@@ -30,7 +30,7 @@ from beam_inference.segmentation.component_job import plan_components
 from beam_inference.segmentation.component_stages import component_stages
 from beam_inference.segmentation.degenerate import degenerate_warning
 from beam_inference.segmentation.layout import Layout
-from beam_inference.segmentation.numbering import PaintStage, Stage
+from beam_inference.segmentation.numbering import Stage, WitnessedStage
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan, SegmentationPlan
 from beam_inference.segmentation.segment_job import plan_segmentation
 from beam_inference.segmentation.segment_stages import segment_stages
@@ -316,7 +316,7 @@ def _check_what_is_written(job: StageJob, url: str, plans: Sequence[LabelPlan]) 
         for plan in plans:
             check_labels(plan)
     else:
-        check_witnesses(job, [each for each in job.stages if isinstance(each, PaintStage)], url)
+        check_witnesses(job, [each for each in job.stages if isinstance(each, WitnessedStage)], url)
 
 
 def _result(plan: LabelPlan, outcome: StageOutcome) -> LabelResult:

@@ -65,13 +65,13 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class PaintStage(Stage):
-    """The stage that writes the output: what it wrote can be compared, a WitnessStage."""
+class WitnessedStage(Stage):
+    """A stage that can compare what it wrote with what it would write now, a WitnessStage."""
 
     hear: Callable[[], Testimony]
 
     def hear_witnesses(self) -> Testimony:
-        """Make the function that compares a chunk of the output with what is written there."""
+        """Make the function that compares what was written of a chunk."""
         return self.hear()
 
 

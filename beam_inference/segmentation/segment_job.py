@@ -8,6 +8,7 @@ from beam_inference.arrays import AnyDtype
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.unfinished import warn_if_unfinished
 from beam_inference.segmentation.affinities import MOST
 from beam_inference.segmentation.layout import (
     Layout,
@@ -76,6 +77,7 @@ def plan_segmentation(
         _check_limit(name, value, volume.dtype, source, may_exclude_all=name == "--high")
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
+    warn_if_unfinished(source, storage)
     output, grid = plan_output(volume, target, layout, _SIDE, storage, overwrite=overwrite)
     return SegmentationPlan(
         source=source,

@@ -36,8 +36,8 @@ from beam_inference.segmentation.component_stages import clean
 from beam_inference.segmentation.labelling import STEPS, arrange_labels, planes_at_seams, seams_of
 from beam_inference.segmentation.numbering import (
     DoChunk,
-    PaintStage,
     Stage,
+    WitnessedStage,
     faces_after,
     for_each_plan,
     hear_ids,
@@ -93,7 +93,7 @@ def segment_stages(*plans: SegmentationPlan) -> tuple[Stage, ...]:
             stage_for_each(f"settle{tier}", _groups(plan, tier), plans, partial(settle, tier))
             for tier in range(top - 1, 0, -1)
         ),
-        PaintStage(
+        WitnessedStage(
             "paint",
             chunks * len(plans),
             for_each_plan(chunks, plans, paint),

@@ -26,6 +26,8 @@ HOW_TO_NAME = (
 
 _MOST_FILES = 10**6
 _MOST_BYTES_OF_NAMES = 2**26
+_LONGEST_NAME = 1024
+"""Letters of a name that stores allow."""
 
 _UP_TO_WILDCARD = re.compile(
     r"(https?://[^/]+/[^*]*(?=\*)|(?!https?:)\w+://[^/]+/[^*?\[]*(?=[*?\[]))"
@@ -142,7 +144,7 @@ def _read_list(url: str, storage: Storage) -> list[str]:
         raise VolumeError(f"{url} lists {twice[:300]!r} twice. Take one out.")
     folder = folder_of_files(url)
     for number, name in enumerate(names, start=1):
-        if {"", ".", ".."}.intersection(name.split("/")):
+        if len(name) > _LONGEST_NAME or {"", ".", ".."}.intersection(name.split("/")):
             raise VolumeError(
                 f"{url} lists {name[:300]!r} (number {number}), which is no name of a file in its "
                 f"folder {folder}, or below it: files from elsewhere are not read in its place"

@@ -1,6 +1,7 @@
 """Evaluations of whole volumes: against scikit-image and scikit-learn, for several chunk shapes."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import count
 
@@ -190,6 +191,27 @@ def test_maps_are_scored_as_by_scikit_learn(dtype, chunk_shape):
     assert sum(place.wrong for place in found.places) <= np.count_nonzero(is_found != expected)
 
 
+def test_ids_of_64_bits_are_told_apart_in_maps():
+    truth = np.full((8, 8, 8), 2**63 + 1, np.uint64)
+    truth[:4] = 2**63 - 1
+    values = write(np.zeros(truth.shape, np.uint8))
+    labels = write(truth)
+    everything = [2**63 + 1, 2**63 - 1, 2**70]
+    assert judge(values, labels, kind="map", ignore=[2**63 + 1, 5, 2**70]).judged == 256
+    assert judge(values, labels, kind="map", positive=[2**63 - 1], thresholds=[9]).judged == 512
+    with pytest.raises(VolumeError, match="no voxel"):
+        judge(values, labels, kind="map", ignore=everything)
+
+
+@pytest.mark.parametrize("kind", ["objects", "map"])
+def test_negative_labels_are_refused(kind):
+    labels = write(np.full((8, 8, 8), -1, np.int64), format="zarr3", start=(0, 0, 0))
+    dtype = np.uint32 if kind == "objects" else np.uint8
+    output = write(np.ones((8, 8, 8), dtype), start=(0, 0, 0))
+    with pytest.raises(ValueError, match="labels are 0 or more"):
+        judge(output, labels, kind=kind)
+
+
 def test_a_map_without_positives_has_no_precision():
     shape = (8, 8, 8)
     found = judge(write(np.zeros(shape, np.float32)), write(np.zeros(shape, np.uint32)))
@@ -266,6 +288,24 @@ def test_the_command_prints_json_writes_a_page_and_leaves_nothing(volumes, tmp_p
     assert after - before == {page}
     assert main(["evaluate", output, labels, *flags]) == 0
     assert "variation of information: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_failed_does_not_go_on_with_another_output(volumes, tmp_path, capsys):
+    output, labels, truth, _ = volumes
+    block = min(
+        path for path in (tmp_path / "labels").rglob("*") if path.is_file() and "-" in path.name
+    )
+    content = block.read_bytes()
+    block.write_bytes(b"damaged")
+    words = ["evaluate", output, labels, "--cell_shape=8x8x8", "--chunk_shape=24x32x16"]
+    words.append(f"--state={tmp_path / 'records'}")
+    assert main(words) == 1
+    block.write_bytes(content)
+    shutil.rmtree(tmp_path / "objects")
+    write_volume(tmp_path / "objects", truth, block_shape=(8, 8, 8))
+    assert main(words) == 2
+    assert "does not hold what its source gives" in capsys.readouterr().err
 
 
 @pytest.mark.slow

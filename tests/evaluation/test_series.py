@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from skimage.metrics import adapted_rand_error, variation_of_information
 from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError
 from beam_inference.evaluation.series import evaluate_series
+from beam_inference.segmentation.series import volume_name
 from beam_inference.volumes.opening import open_volume
 
 THRESHOLDS = (60, 128, 200)
@@ -84,6 +86,19 @@ def test_the_table_names_the_best_threshold(workplace, tmp_path, capsys):
     assert f"least variation of information: threshold {best}, {out.as_uri()}/" in text
     assert f"\nthreshold {best}:\n" in text
     assert "least adapted Rand error: threshold" in page.read_text()
+
+
+@pytest.mark.slow
+def test_volumes_of_unlike_boxes_are_not_compared(workplace, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(workplace / "out", out)
+    volume = out / volume_name(THRESHOLDS[0])
+    labels = open_volume(str(volume))
+    values = labels.read(labels.bounds)[0]
+    shutil.rmtree(volume)
+    write_volume(volume, values[1:], labels.bounds.start)
+    assert main(["evaluate", str(out), str(workplace / "labels")]) == 2
+    assert "cover unlike boxes" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -124,6 +124,15 @@ def test_a_record_says_what_is_read_and_not_how(more):
             LOCAL.find_spec(spec, "input.path")
 
 
+@pytest.mark.parametrize("region", ["x@attacker:1/", "attacker.example", "x#", 5, ["eu"]])
+def test_a_region_names_no_host(region):
+    store = {"driver": "s3", "bucket": "b", "path": "em/", "aws_region": "eu-central-1"}
+    spec = {"driver": "zarr", "kvstore": store}
+    assert LOCAL.find_spec(spec, "input.path") == spec
+    with pytest.raises(StateError, match="which is none"):
+        LOCAL.find_spec(spec | {"kvstore": store | {"aws_region": region}}, "input.path")
+
+
 def test_a_spec_in_somebodys_home_is_left_out():
     for kvstore in ({"driver": "file", "path": "/home/alice/em/"}, "file:///home/alice/em|zip:"):
         recorded = LOCAL.record_spec({"driver": "zarr3", "kvstore": kvstore})
