@@ -93,7 +93,16 @@ def test_a_list_names_files_beside_it():
 
 
 @pytest.mark.parametrize(
-    "name", ["../a.png", "/etc/passwd", "sub/../../a.png", "http://host/a.png", "a//b.png", "..", "9" * 5000]
+    "name",
+    [
+        "../a.png",
+        "/etc/passwd",
+        "sub/../../a.png",
+        "http://host/a.png",
+        "a//b.png",
+        "..",
+        "9" * 5000,
+    ],
 )
 def test_a_list_names_no_files_elsewhere(name):
     with pytest.raises(VolumeError, match=r"which is no name of a file in its folder memory://"):
