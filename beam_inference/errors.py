@@ -67,6 +67,10 @@ class StateError(UserError):
     """The state folder belongs to another job, or is damaged."""
 
 
+class RunnerError(BeamInferenceError):
+    """A runner has ended a pipeline without what it was started for."""
+
+
 class ChunkFault(BeamInferenceError):
     """A chunk cannot be done, by a fault of its own such as a NaN: it is quarantined.
 

@@ -58,10 +58,12 @@ class Stopping:
     Attributes:
         deadline: time of :func:`time.monotonic` from which nothing more is begun; None for never.
         exit_code: of a launch that a second SIGTERM ends at once.
+        notice: what becomes of the work that is under way.
     """
 
     deadline: float | None = None
     exit_code: int = INTERRUPTED
+    notice: str = "no further chunk is started, writes under way are finished"
 
     def is_due(self) -> bool:
         """Whether the time is over."""
@@ -110,10 +112,7 @@ def execute(
             if stopping.is_due():
                 stop.set()
             if stop.is_set() and not cancellation.has_begun:
-                progress.say(
-                    "stopping: no further chunk is started, writes under way are finished (once "
-                    "more: end at once)"
-                )
+                progress.say(f"stopping: {stopping.notice} (once more: end at once)")
                 _try_to_stop(request_stop)
                 cancellation.begin()
             for line in (page.look(), cancellation.look(thread.result)):

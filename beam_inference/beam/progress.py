@@ -34,7 +34,8 @@ class Phase(NamedTuple):
 
     Attributes:
         things: a word for them, such as "chunks".
-        total: how many there are to do. voxels_per_thing: their mean size.
+        total: how many there are to do.
+        voxels_per_thing: their mean size; 0 for things that have none.
         count_done: how many of them are done; called seldom enough not to matter.
     """
 
@@ -117,7 +118,8 @@ class Progress:
             )
             remaining = f", {left:.0f} s left" if left is not None else ""
             counted = f"{self._done} of {self._phase.total} {self._phase.things}"
-            self.say(f"{counted}, {rate / 1e6:.2f} Mvoxel/s{remaining}")
+            speed = f", {rate / 1e6:.2f} Mvoxel/s" if self._phase.voxels_per_thing else ""
+            self.say(f"{counted}{speed}{remaining}")
 
     def say(self, message: str) -> None:
         """A line, above the bar if there is one."""

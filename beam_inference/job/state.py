@@ -20,6 +20,8 @@ file                                          content
 ``launches/ID.launch``                        with several volumes, what workers need to know
 ``launches/ID.started``                       when and where a launch began
 ``launches/ID.chunks``                        the chunks that a launch does, where only some
+``launches/ID.answer``                        until the launcher has read it, what a worker has
+                                              found out about the network before ID began
 ``launches/ID.stop``                          asks a launch's workers to start no further chunk
 ``launches/ID.json``                          how a launch ended
 ``fault.json``                                with several volumes, why this one could not be opened
@@ -429,6 +431,36 @@ class State:
             raise WorkerFault(f"{self.url}/launches/{launch}.launch is gone: run the job again")
         return text
 
+    def write_answer(self, launch: str, text: str) -> None:
+        """Record what a worker has found out for a launch, unless another one has.
+
+        Args:
+            launch: the launch.
+            text: a JSON object with at least one member.
+        """
+        key = _answer_key(launch)
+        sealed = seal_record(text)
+        self._request("write", key, lambda: create_key(self._store, key, self.url, sealed))
+
+    def read_answer(self, launch: str) -> bytes | None:
+        """Read what a worker has found out for a launch; None if none has.
+
+        Raises:
+            StateError: the record is damaged.
+        """
+        text = self._read(_answer_key(launch))
+        if text is None:
+            return None
+        try:
+            return open_record(text)
+        except StateError as error:
+            raise StateError(f"{self.url}/{_answer_key(launch)}: {error}") from None
+
+    def forget_question(self, launch: str) -> None:
+        """Remove what a worker has found out for a launch, and the request to stop it."""
+        for key in (_answer_key(launch), f"launches/{launch}.stop"):
+            self._write(key, None)
+
     def write_fault(self, cause: str | None) -> None:
         """Record why a volume could not be opened; None where it was opened since."""
         self._write("fault.json", None if cause is None else json.dumps({"cause": cause}))
@@ -571,6 +603,10 @@ class State:
                     f"chunk {stored.chunk} {box}: {fault} ({stored.url})",
                     stored.generation,
                 )
+
+
+def _answer_key(launch: str) -> str:
+    return f"launches/{launch}.answer"
 
 
 def network_key(sha256: str) -> str:

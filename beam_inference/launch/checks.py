@@ -24,6 +24,7 @@ from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.shards import Shard
 from beam_inference.job.state import State, default_state_url
+from beam_inference.launch.decide import left_to_workers
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.mask import Mask, open_mask
@@ -36,22 +37,39 @@ _HALO_ANYWHERE = 1024
 
 
 def check_no_auto(inference: Inference) -> None:
-    """Refuse choices that a launcher cannot make for remote workers."""
-    unknown = "is not known before the launch on a remote runner"
-    if inference.device == "auto":
+    """Refuse choices of remote workers where no pipeline can be started that has them made.
+
+    Raises:
+        ConfigError: the job file leaves some of them open.
+    """
+    keys = left_to_workers(inference)
+    if not keys:
+        return
+    advice = {
+        "device": "device: cuda (or mps, xpu), or device: cpu",
+        "engine": "engine: torch, or openvino if it is installed there",
+        "batch_size": "batch_size: 1, or more for small patches: auto is determined by a trial",
+    }
+    values = ", ".join(f"inference.{key}: {getattr(inference, key)}" for key in keys)
+    raise ConfigError(
+        f"{values} {'is' if len(keys) == 1 else 'are'} not known before the launch on a remote "
+        "runner. The command run asks a worker, by a short pipeline; a job that is staged for "
+        "another to run (--template_location, --output_executable_path) and prepare() of Python "
+        f"ask none. Write {'; '.join(advice[key] for key in keys)}."
+    )
+
+
+def check_no_auto_of_integers(inference: Inference) -> None:
+    """Refuse a batch size that remote workers would decide, where the launcher tries the network.
+
+    Raises:
+        ConfigError: the network is one of integers, which the launcher makes for all workers.
+    """
+    if inference.precision == "int8" and inference.batch_size == "auto":
         raise ConfigError(
-            f"inference.device: auto {unknown} (the launcher has no GPU to look at). Write device: "
-            "cuda (or mps, xpu), or device: cpu."
-        )
-    if inference.engine == "fastest" or (inference.device == "cpu" and inference.engine == "auto"):
-        raise ConfigError(
-            f"inference.engine: {inference.engine} {unknown} (it depends on what the workers "
-            "have). Write engine: torch, or openvino if it is installed there."
-        )
-    if inference.batch_size == "auto":
-        raise ConfigError(
-            f"inference.batch_size: auto {unknown}: it is determined by a trial. Write a number: 1 "
-            "does for large patches."
+            "inference.batch_size: auto is not known before the launch on a remote runner: with "
+            "precision: int8 the network is made and tried where you launch, not on a worker. "
+            "Write a number: 1 does for large patches."
         )
 
 

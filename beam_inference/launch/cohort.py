@@ -140,7 +140,13 @@ def run_cohort(
         threads_per_process=setting.place.threads_per_process,
     )
     prepared = prepare_volumes(
-        cohort, launch, setting, overwrite=overwrite, trust=trust, claims=claims
+        cohort,
+        launch,
+        setting,
+        overwrite=overwrite,
+        trust=trust,
+        claims=claims,
+        deadline=ending.deadline,
     )
     works = {name: ChunksToDo.of(each) for name, each in prepared.launches.items()}
     finished = {name: judge_finished(work, ()) for name, work in works.items()}
@@ -160,6 +166,7 @@ def prepare_volumes(
     overwrite: bool = False,
     trust: Trust = Trust.NOTHING,
     claims: bool = False,
+    deadline: float | None = None,
 ) -> PreparedVolumes:
     """Check each volume, create its output and its state, and record its launch for the workers.
 
@@ -174,12 +181,14 @@ def prepare_volumes(
         overwrite: delete the state of earlier launches first.
         trust: which code that the network's files carry may run.
         claims: whether workers claim what they do.
+        deadline: time of :func:`time.monotonic` from which no worker is waited for.
 
     Raises:
         UserError: the network does not answer as the job says, or no volume can be opened.
     """
     shared = State(cohort.state_url, launch.storage)
     known = None
+    ask = setting.asker(deadline)
     try:
         if overwrite:
             shared.clear()
@@ -198,6 +207,7 @@ def prepare_volumes(
                     claims=claims,
                     launch_id=launch.id,
                     known=known,
+                    ask_worker=ask,
                 )
             except ModelContractError:
                 raise  # of the network, which all share

@@ -16,7 +16,7 @@ from beam_inference.config.engines import CHOOSE
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import INTEGER_DTYPES
 from beam_inference.config.formats import get_format
-from beam_inference.config.job import OUTPUT, BatchSize, JobConfig
+from beam_inference.config.job import OUTPUT, BatchSize, Inference, JobConfig
 from beam_inference.config.normalize import Normalize, Statistics, levels_files, rename_levels
 from beam_inference.config.volumes import Bounds, LevelsBox, Output
 from beam_inference.engines.choice import runs_on_cpu_only
@@ -73,8 +73,9 @@ def decide_settings(
     Raises:
         ConfigError: the job's precision exists only on a device that this machine lacks.
     """
+    choose_device = decide_device if place.is_this_machine else suppose_device
     return Settings(
-        device=decide_device(config, of_engine),
+        device=choose_device(config, of_engine),
         threads=decide_threads(config, place, of_engine),
         normalize=normalize,
         chunk_shape=_preliminary_chunk_shape(config, earlier),
@@ -108,6 +109,26 @@ def decide_device(config: JobConfig, earlier: ResolvedJob | None) -> DefiniteDev
     if inference.precision == "tf32" and device != "cuda":
         raise ConfigError(f"inference.precision: tf32 exists only on CUDA devices, and {reason}")
     return device
+
+
+def suppose_device(config: JobConfig, earlier: ResolvedJob | None) -> DefiniteDevice:
+    """The device of workers elsewhere: the CPU, until one of them has decided ``auto``."""
+    device = config.inference.device
+    if device != "auto":
+        return device
+    return "cpu" if earlier is None else kind_of(earlier.config.inference.device)
+
+
+def left_to_workers(inference: Inference) -> list[str]:
+    """The keys of ``inference`` that only a machine that computes can decide."""
+    engine = inference.engine
+    is_open = {
+        "device": inference.device == "auto",
+        # on an accelerator auto is torch, wherever that is
+        "engine": engine == "fastest" or (engine == "auto" and inference.device in ("auto", "cpu")),
+        "batch_size": inference.batch_size == "auto",
+    }
+    return [key for key, value in is_open.items() if value]
 
 
 def _has_function(config: JobConfig) -> bool:

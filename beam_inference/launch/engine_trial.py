@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from beam_inference.config.definite import (
@@ -12,9 +12,10 @@ from beam_inference.config.definite import (
     EngineSettings,
     make_definite,
 )
+from beam_inference.config.devices import kind_of
 from beam_inference.config.job import BatchSize, Inference, JobConfig, Network
 from beam_inference.config.operators import interval_after
-from beam_inference.engines.choice import engines_to_measure, engines_to_try
+from beam_inference.engines.choice import describe_engine, engines_to_measure, engines_to_try
 from beam_inference.engines.loading import load_predictor, load_reference, quantize_network
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.speed import WORTH_IT, fastest_batch_size, seconds_per_patch
@@ -133,8 +134,35 @@ def choose_engine_elsewhere(
     batch_size = batch_size_request(job.config, earlier)
     if batch_size == "auto":
         raise ConfigError("inference.batch_size: auto is determined by a trial: write a number")
+    if earlier is not None:  # a worker may have chosen an engine that this machine lacks
+        return EngineSettings(engine, memory_format, batch_size)
     *_, engine = engines_to_try(model, open_inference(job, engine))  # it runs any network
     return EngineSettings(engine, memory_format, batch_size)
+
+
+def describe_engine_elsewhere(
+    model: Network, inference: Inference, earlier: ResolvedJob | None
+) -> Mapping[str, str]:
+    """Describe the engine of workers that cannot be tried from here.
+
+    Args:
+        model: the job's network with its files on this machine.
+        inference: how it is applied, with every choice made.
+        earlier: the job as its first launch resolved it. Where it asks for the same engine still,
+            what it told of it stays: this machine may have no such engine, or another version, and
+            every worker compares its own.
+
+    Raises:
+        ConfigError: workers could not tell whether they have the same network.
+        EngineError: the engine is not installed.
+    """
+    if earlier is not None:
+        before = earlier.config.inference
+        keys = ("engine", "memory_format", "precision", "partition", "threads")
+        is_same = all(getattr(before, key) == getattr(inference, key) for key in keys)
+        if is_same and kind_of(before.device) == kind_of(inference.device):
+            return earlier.engine
+    return describe_engine(model, inference)
 
 
 def find_prediction_bounds(job: PlannedJob, trial: NetworkTrial) -> tuple[float, ...]:

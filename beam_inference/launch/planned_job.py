@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.config.definite import Settings
+from beam_inference.config.devices import DefiniteDevice
 from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.config.normalize import (
@@ -55,7 +56,6 @@ from beam_inference.launch import decide
 from beam_inference.launch.checks import (
     check_fill_value,
     check_halos,
-    check_no_auto,
     check_output_scale,
     check_position,
     check_sections,
@@ -180,6 +180,10 @@ class PlannedJob:
     def with_strategy(self, strategy: Strategy) -> PlannedJob:
         """This job by another strategy."""
         return replace(self, settings=replace(self.settings, strategy=strategy))
+
+    def with_device(self, device: DefiniteDevice) -> PlannedJob:
+        """This job on another device."""
+        return replace(self, settings=replace(self.settings, device=device))
 
     def plan_in(self, strategy: Strategy) -> InferencePlan:
         """Plan the job's geometry as it would be by another strategy."""
@@ -362,8 +366,6 @@ def plan_job(
     Raises:
         UserError: something in it is wrong.
     """
-    if not place.is_this_machine and earlier is None:
-        check_no_auto(config.inference)
     config = decide.decide_levels_of_input(config, earlier)
     volume = _open_checked_input(config)
     check_position(volume, earlier)

@@ -20,7 +20,7 @@ from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.plugins import list_versions
 from beam_inference.config.storage import check_url
 from beam_inference.engines import identity
-from beam_inference.engines.choice import describe_engine, engine_description
+from beam_inference.engines.choice import engine_description
 from beam_inference.environment import available_memory
 from beam_inference.errors import ConfigError, StateError, VolumeError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
@@ -41,22 +41,30 @@ from beam_inference.job.runs import claim_length_of
 from beam_inference.job.shards import Shard
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch import decide
-from beam_inference.launch.checks import check_paths, check_shard
+from beam_inference.launch.checks import (
+    check_no_auto,
+    check_no_auto_of_integers,
+    check_paths,
+    check_shard,
+)
 from beam_inference.launch.decide import (
     batch_size_request,
     complete_bounds,
     decide_prediction_bounds,
     engine_request,
     job_of_engine,
+    left_to_workers,
     prediction_bounds_elsewhere,
     warn_of_smaller_batch,
 )
 from beam_inference.launch.engine_trial import (
     choose_engine_elsewhere,
+    describe_engine_elsewhere,
     warn_of_range,
 )
 from beam_inference.launch.kept_trial import TriedNetwork, find_out_about_network
 from beam_inference.launch.memory import check_memory, check_trial_memory
+from beam_inference.launch.network_question import AskWorker, WorkerChoice, make_question
 from beam_inference.launch.package_keys import warn_of_departures
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
 from beam_inference.launch.recomputation import check_agreement
@@ -95,6 +103,7 @@ def prepare(
     claims: bool = False,
     launch_id: str | None = None,
     known: KnownNetwork | None = None,
+    ask_worker: AskWorker | None = None,
 ) -> Launch:
     """Check all of a job, then create its output and its state, or go on with those of before.
 
@@ -114,6 +123,8 @@ def prepare(
             that do only some of the chunks do not.
         launch_id: name of the launch; by default a new one.
         known: the network as the job of another volume has it, which this one shares.
+        ask_worker: has a worker elsewhere try the network, where the job file leaves choices open
+            that only a machine that computes can make; None where none can be asked.
 
     Returns:
         What the workers need to know.
@@ -126,7 +137,11 @@ def prepare(
     state = State(default_state_url(config), config.storage)
     earlier = None if overwrite else _load_earlier(state, shard)
     config = _with_earlier_choices(config, earlier, known, state)
+    if earlier is None and known is None:
+        _check_open_choices(config, place, may_ask=ask_worker is not None)
     planned = plan_job(config, place, workers, earlier)
+    launch_id = launch_id or uuid.uuid4().hex[:12]
+    ask = None if ask_worker is None else _Asking(ask_worker, place, state, launch_id, trust)
     is_done = (
         earlier is not None
         and not redo
@@ -134,7 +149,7 @@ def prepare(
         and _is_done(state, earlier, shard)
     )
     job, quantized = _resolve_what_is_left(
-        planned, place, earlier, state, known, is_done=is_done, trust=trust
+        planned, place, earlier, state, known, is_done=is_done, trust=trust, ask=ask
     )
     owner = owner_of(job, state.url)
     damaged = [] if overwrite else _check_earlier_launches(planned, job, earlier, state)
@@ -142,7 +157,6 @@ def prepare(
         _check_enlarged_launch(earlier, job, state, shard)
     if planned.output_exists:
         read_provenance(config.output.path, config.storage)  # what cannot be read is told now
-    launch_id = launch_id or uuid.uuid4().hex[:12]
     chosen = _sample(job, *sample) if sample is not None else choose_chunks(chunks, job)
     inference = job.config.inference
     needs = NetworkNeeds.of_engine(inference.engine, inference.batch_size, job.working_set_bytes)
@@ -175,6 +189,15 @@ def prepare(
         launch = _with_claims(launch, job, state, workers) if claims else launch
     _record_provenance(recorded, job, overwrite=overwrite)
     return launch
+
+
+def _check_open_choices(config: JobConfig, place: Place, *, may_ask: bool) -> None:
+    """Refuse choices that are left to workers elsewhere, if no worker can be asked to make them."""
+    if place.is_this_machine:
+        return
+    check_no_auto_of_integers(config.inference)
+    if not may_ask:
+        check_no_auto(config.inference)
 
 
 def _record_job(state: State, job: ResolvedJob, damaged: Sequence[int]) -> ResolvedJob:
@@ -300,6 +323,38 @@ def resolve(
     return _resolve(planned, place, earlier, None, trust=trust)[0]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Asks a worker about the network of one launch.
+
+    Attributes:
+        ask_worker: has a worker answer a question.
+        place: where the workers run.
+        state: the state folder of the job.
+        launch: name of the launch.
+        trust: which code that the network's files carry may run.
+    """
+
+    ask_worker: AskWorker
+    place: Place
+    state: State
+    launch: str
+    trust: Trust
+
+    def __call__(self, planned: PlannedJob, sha256: str, *, needs_bound: bool) -> WorkerChoice:
+        """Ask about the network of a job, whose files have this hash."""
+        question = make_question(
+            planned,
+            self.place,
+            self.state,
+            self.launch,
+            sha256=sha256,
+            needs_bound=needs_bound,
+            trust=self.trust,
+        )
+        return self.ask_worker(question)
+
+
 def _resolve(
     planned: PlannedJob,
     place: Place,
@@ -307,6 +362,7 @@ def _resolve(
     quantized: bytes | None,
     *,
     trust: Trust,
+    ask: _Asking | None = None,
 ) -> tuple[ResolvedJob, bytes | None]:
     """Resolve a job, as :func:`resolve` does; the job, and in precision int8 its network.
 
@@ -314,70 +370,122 @@ def _resolve(
     has tried.
     """
     config = planned.config
-    device = planned.settings.device
+    kept = job_of_engine(config, earlier)
     _check_memory(planned, place, planned.default_needs)
-    if place.is_this_machine and device == "cpu":
+    if place.is_this_machine and planned.settings.device == "cpu":
         check_trial_memory(planned.memory(place), available_memory())
     model, sha256 = _fetch_model(config, is_first=earlier is None)
-    requested_batch_size = None
-    quantization_error = None
     bounds = decide_prediction_bounds(config, earlier)
+    tried = None
     if place.is_this_machine or config.inference.precision == "int8":
         tried = find_out_about_network(
             planned,
             place,
             model,
             trust=trust,
-            earlier=job_of_engine(config, earlier),
+            earlier=kept,
             needs_bound=None in bounds,
             quantized=quantized,
         )
         quantized = tried.quantized
-        quantization_error = _quantization_error(tried)
-        trial = tried.findings
-        engine = trial.settings
-        fitting = trial.fitting_batch_size
-        if earlier is None and planned.leaves_strategy:
-            planned = _with_cheaper_strategy(planned, trial.seconds / fitting)
-        if earlier is None and fitting != engine.batch_size:
-            requested_batch_size = engine.batch_size
-            engine = replace(engine, batch_size=fitting)
-            logger.warning(
-                "inference.batch_size stays %d in this job: %s is too much",
-                fitting,
-                requested_batch_size,
-            )
-        definite = make_definite(config, planned.settings, engine)
-        description = tried.description
-        needs = NetworkNeeds.of_engine(
-            engine.engine, definite.inference.batch_size, trial.working_set_bytes
-        )
-        if trial.prediction_bounds is not None:
-            bounds = complete_bounds(bounds, trial.prediction_bounds)
-        patch_seconds = trial.seconds / fitting
-        warn_of_range(definite, trial.low, trial.high)
+    elif ask is not None and kept is None and _is_to_be_tried(config, bounds):
+        choice = ask(planned, sha256, needs_bound=None in bounds)
+        planned = planned.with_device(choice.device)
+        tried = choice.tried
+    if tried is None:
+        network = _resolve_untried(planned, model, sha256, bounds, kept)
     else:
-        engine = choose_engine_elsewhere(planned, model, job_of_engine(config, earlier))
-        definite = make_definite(config, planned.settings, engine)
-        description = describe_engine(model, definite.inference)
-        needs = NetworkNeeds.of_engine(engine.engine, engine.batch_size)
-        bounds = prediction_bounds_elsewhere(config, bounds)
-        patch_seconds = 0.0
-    _check_memory(planned, place, needs)
-    job = _record(
-        planned,
-        _ResolvedNetwork(
-            config=definite,
-            sha256=sha256,
-            engine=description,
-            bounds=_known(bounds),
-            working_set_bytes=needs.working_set_bytes,
-            patch_seconds=patch_seconds,
-            requested_batch_size=requested_batch_size,
-            quantization_error=quantization_error,
-        ),
+        if earlier is None and planned.leaves_strategy:
+            findings = tried.findings
+            seconds = findings.seconds / findings.fitting_batch_size
+            planned = _with_cheaper_strategy(planned, seconds)
+        network = _resolve_tried(planned, tried, sha256, bounds, is_first=earlier is None)
+    _check_memory(planned, place, network.needs)
+    return _record(planned, network), quantized
+
+
+def _is_to_be_tried(config: JobConfig, bounds: Sequence[float | None]) -> bool:
+    """Whether only a trial tells what a job on machines elsewhere leaves open."""
+    if left_to_workers(config.inference):
+        return True
+    try:
+        prediction_bounds_elsewhere(config, bounds)
+    except ConfigError:
+        return True
+    return False
+
+
+def _resolve_tried(
+    planned: PlannedJob,
+    tried: TriedNetwork,
+    sha256: str,
+    bounds: Sequence[float | None],
+    *,
+    is_first: bool,
+) -> _ResolvedNetwork:
+    """What a job records of a network that was tried.
+
+    Args:
+        planned: the job.
+        tried: its network.
+        sha256: hash of the network's files.
+        bounds: the prediction bounds that are known without the trial.
+        is_first: whether the job was not launched before, and keeps a batch that fits.
+    """
+    trial = tried.findings
+    engine = trial.settings
+    fitting = trial.fitting_batch_size
+    requested_batch_size = None
+    if is_first and fitting != engine.batch_size:
+        requested_batch_size = engine.batch_size
+        engine = replace(engine, batch_size=fitting)
+        logger.warning(
+            "inference.batch_size stays %d in this job: %s is too much",
+            fitting,
+            requested_batch_size,
+        )
+    definite = make_definite(planned.config, planned.settings, engine)
+    if trial.prediction_bounds is not None:
+        bounds = complete_bounds(bounds, trial.prediction_bounds)
+    warn_of_range(definite, trial.low, trial.high)
+    return _ResolvedNetwork(
+        config=definite,
+        sha256=sha256,
+        engine=tried.description,
+        bounds=_known(bounds),
+        working_set_bytes=trial.working_set_bytes,
+        patch_seconds=trial.seconds / fitting,
+        requested_batch_size=requested_batch_size,
+        quantization_error=_quantization_error(tried),
     )
-    return job, quantized
+
+
+def _resolve_untried(
+    planned: PlannedJob,
+    model: Network,
+    sha256: str,
+    bounds: Sequence[float | None],
+    earlier: ResolvedJob | None,
+) -> _ResolvedNetwork:
+    """What a job records of a network that its workers try: the engine is the one that it names.
+
+    Args:
+        planned: the job.
+        model: its network with its files on this machine.
+        sha256: hash of these files.
+        bounds: the prediction bounds that are known.
+        earlier: the job as its first launch resolved it: its choices are kept.
+    """
+    engine = choose_engine_elsewhere(planned, model, earlier)
+    definite = make_definite(planned.config, planned.settings, engine)
+    return _ResolvedNetwork(
+        config=definite,
+        sha256=sha256,
+        engine=describe_engine_elsewhere(model, definite.inference, earlier),
+        bounds=prediction_bounds_elsewhere(planned.config, bounds),
+        working_set_bytes=0,
+        patch_seconds=0.0,
+    )
 
 
 def _fetch_model(config: JobConfig, *, is_first: bool) -> tuple[Network, str]:
@@ -424,6 +532,7 @@ def _resolve_what_is_left(
     *,
     is_done: bool,
     trust: Trust,
+    ask: _Asking | None,
 ) -> tuple[ResolvedJob, bytes | None]:
     """Resolve a job, with its network only if there are chunks left to do, or to do again.
 
@@ -436,12 +545,12 @@ def _resolve_what_is_left(
     """
     before = earlier or (None if known is None else known.job)
     if before is None:
-        return _resolve(planned, place, None, None, trust=trust)
+        return _resolve(planned, place, None, None, trust=trust, ask=ask)
     if is_done or (known is not None and known.is_tried):
-        job = resolve_without_network(planned, before)
+        job = resolve_without_network(planned, before, place)
     else:
         quantized = _read_quantized(planned, before, state)
-        job, _ = _resolve(planned, place, before, quantized, trust=trust)
+        job, _ = _resolve(planned, place, before, quantized, trust=trust, ask=ask)
     if known is not None:
         check_same_network(job, known.job, state.url)
     if earlier is not None:
@@ -489,7 +598,9 @@ def _is_done(state: State, job: ResolvedJob, shard: Shard | None) -> bool:
         return is_listed and receipts.tally_receipts(stop, start).chunks == stop - start
 
 
-def resolve_without_network(planned: PlannedJob, earlier: ResolvedJob) -> ResolvedJob:
+def resolve_without_network(
+    planned: PlannedJob, earlier: ResolvedJob, place: Place = THIS_PROCESS
+) -> ResolvedJob:
     """Resolve a job whose chunks are all done: its network is hashed, but neither loaded nor tried.
 
     What only the network tells is taken as its first launch recorded it.
@@ -497,6 +608,7 @@ def resolve_without_network(planned: PlannedJob, earlier: ResolvedJob) -> Resolv
     Args:
         planned: the job without its network.
         earlier: the job as its first launch resolved it.
+        place: where the workers run.
 
     Raises:
         UserError: the network's files are gone, or its engine is.
@@ -510,7 +622,9 @@ def resolve_without_network(planned: PlannedJob, earlier: ResolvedJob) -> Resolv
     definite = make_definite(config, planned.settings, settings)
     model = local_model(config.model, config.storage)
     engine = dict(identity.DESCRIPTION)
-    if model.path != "identity":
+    if not place.is_this_machine:
+        engine = dict(describe_engine_elsewhere(model, definite.inference, earlier))
+    elif model.path != "identity":
         engine = engine_description(model, definite.inference)
     for key in ("parameters", "quantized"):  # hashes that take the network itself
         if key in earlier.engine:
@@ -542,6 +656,14 @@ class _ResolvedNetwork:
     patch_seconds: float
     requested_batch_size: int | None = None
     quantization_error: QuantizationError | None = None
+
+    @property
+    def needs(self) -> NetworkNeeds:
+        """Memory of the network, as far as it is known."""
+        inference = self.config.inference
+        return NetworkNeeds.of_engine(
+            inference.engine, inference.batch_size, self.working_set_bytes
+        )
 
 
 def _record_input(volume: InputVolume, planned: PlannedJob) -> ResolvedInput:

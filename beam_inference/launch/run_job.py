@@ -37,6 +37,7 @@ from beam_inference.job.stage_records import StageRecords
 from beam_inference.job.state import State
 from beam_inference.job.verification import written_fault
 from beam_inference.launch.checks import check_paths
+from beam_inference.launch.network_question import AskWorker, NetworkQuestion, WorkerChoice
 from beam_inference.launch.output_pyramid import (
     PyramidStatus,
     begin_all_scales,
@@ -222,6 +223,8 @@ def run_job(
 
     Raises:
         UserError: something is wrong with the job; nothing was created.
+        RunnerError: the network could not be tried on a worker; nothing was created.
+        KeyboardInterrupt: the launch was asked to stop meanwhile; nothing was created.
     """
     tries_again = shard is not None or stop_after is not None
     ending = Ending(
@@ -241,6 +244,7 @@ def run_job(
         shard=shard,
         workers=setting.workers,
         claims=claims,
+        ask_worker=setting.asker(ending.deadline),
     )
     work = ChunksToDo.of(launch)
     if shard is not None:
@@ -265,6 +269,23 @@ class Setting:
     options: PipelineOptions | None
     place: Place
     workers: int
+
+    def asker(self, deadline: float | None = None) -> AskWorker | None:
+        """What has a worker elsewhere decide; None where none is, or the pipeline is only staged.
+
+        Args:
+            deadline: time of :func:`time.monotonic` from which nobody waits for its answer.
+        """
+        options = self.options
+        if options is None or self.place.is_this_machine or template_of(options) is not None:
+            return None
+
+        def ask(question: NetworkQuestion) -> WorkerChoice:
+            from beam_inference.launch.ask_worker import ask_worker
+
+            return ask_worker(question, options, deadline)
+
+        return ask
 
 
 @dataclass(frozen=True, slots=True)

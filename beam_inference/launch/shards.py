@@ -64,7 +64,12 @@ def prepare_shards(
     if not overwrite:
         check_division(config, shards, resplit=resplit)
     launch = prepare(
-        config, setting.place, overwrite=overwrite, trust=trust, workers=setting.workers
+        config,
+        setting.place,
+        overwrite=overwrite,
+        trust=trust,
+        workers=setting.workers,
+        ask_worker=setting.asker(),
     )
     begin_all_scales(launch, overwrite=overwrite)
     state = launch.state()
