@@ -88,7 +88,7 @@ def _run(
         return int(state.read_answer(question.launch) is not None)
 
     return execute(
-        _options_for_one_worker(options),
+        options_for_one_worker(options),
         lambda pipeline: build(pipeline, question),
         1,
         Progress(Phase("networks tried", 1, 0.0, count_answers)),
@@ -114,7 +114,7 @@ def _answer_on_worker(launch: str, question: NetworkQuestion) -> str:
     return launch
 
 
-def _options_for_one_worker(options: PipelineOptions) -> PipelineOptions:
+def options_for_one_worker(options: PipelineOptions) -> PipelineOptions:
     """Options of a job beside the one that they are for: theirs must stay as they are.
 
     On Dataflow it has a name of its own, and starts one machine.

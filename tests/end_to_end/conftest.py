@@ -70,6 +70,23 @@ def conv_exchange_job(volume_in, tmp_path):
 
 
 @pytest.fixture
+def open_job(volume_in, tmp_path):
+    """Writes a job file that leaves all choices open, of a network that says nothing of itself."""
+
+    def make(network="conv", output="out", **inference):
+        keys = {"patch_shape": [16, 32, 32], "patch_overlap": [4, 8, 8], "chunk_shape": "auto"}
+        values = {
+            "input": {"path": str(volume_in)},
+            "output": {"path": str(tmp_path / output), "dtype": "float32"},
+            "model": {"path": f"{TOYS}:{network}", "output_channels": 2},
+            "inference": keys | inference,
+        }
+        return str(write_job(tmp_path / f"{output}.yaml", values))
+
+    return make
+
+
+@pytest.fixture
 def dask_cluster(tmp_path, monkeypatch):
     """The address of a scheduler with two worker processes of one thread each, under nannies."""
     monkeypatch.setenv("PYTHONPATH", str(TOYS.parent), prepend=os.pathsep)

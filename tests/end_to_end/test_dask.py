@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
+import yaml
 from distributed import LocalCluster
-from helpers import read_volume, truncated, wait_for_text
+from helpers import read_volume, truncated, wait_for_text, write_job
 from oracles.downsampling import level_above
 
 from beam_inference.beam.flags import beam_options, workers_of
@@ -39,6 +41,111 @@ def test_every_worker_process_computes_and_the_bytes_are_the_same(
     workers = {receipt.worker for receipt in receipts_of(tmp_path / "out")}
     assert len(workers) == 2
     assert not any(worker.endswith(f":{os.getpid()}") for worker in workers)
+
+
+def test_a_job_file_that_leaves_all_open_gives_the_bytes_of_a_local_run(
+    open_job, dask_cluster, tmp_path, capsys
+):
+    path = open_job(batch_size="auto")
+    assert main(["run", path, *dask_cluster]) == 0
+    assert "the network is tried on a worker" in capsys.readouterr().err
+    decided = State(f"file://{tmp_path}/out/_beam_inference").load_job()
+    inference = decided.config.inference
+    assert (inference.device, inference.threads) == ("cpu", 1)
+    assert decided.prediction_bound is not None
+    assert not list((tmp_path / "out/_beam_inference/launches").glob("*.answer"))
+    keys = {"threads": 1, "batch_size": inference.batch_size, "engine": inference.engine}
+    assert main(["run", open_job(output="here", **keys)]) == 0
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), read_volume(tmp_path / "here"))
+    receipt = receipts_of(tmp_path / "out")[0]
+    State(f"file://{tmp_path}/out/_beam_inference").of(decided).forget_chunks([receipt.chunk])
+    capsys.readouterr()
+    assert main(["run", path, *dask_cluster]) == 0
+    assert "the network is tried on a worker" not in capsys.readouterr().err
+    assert {each.chunk for each in receipts_of(tmp_path / "out")} >= {receipt.chunk}
+
+
+@pytest.mark.slow
+def test_a_wrong_network_ends_a_launch_there_as_it_does_here(
+    open_job, dask_cluster, tmp_path, capsys
+):
+    path = open_job("expanded")
+    assert main(["run", path]) == 2
+    here = capsys.readouterr().err
+    assert main(["run", path, *dask_cluster]) == 2
+    there = capsys.readouterr().err
+    assert here.startswith("error: ")
+    assert there.endswith(here)
+    assert "output_channels" in here
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_launch_whose_network_is_being_tried(open_job, dask_cluster, tmp_path):
+    network = (
+        "import pathlib, time, torch\n"
+        "class Network(torch.nn.Module):\n"
+        "    def forward(self, batch):\n"
+        f"        pathlib.Path({str(tmp_path / 'called')!r}).write_text('x')\n"
+        "        time.sleep(3)\n"
+        "        return torch.cat([batch, batch], 1)\n"
+    )
+    (tmp_path / "network.py").write_text(network)
+    changes = [f"--set=model.path={tmp_path}/network.py:Network", "--set=inference.engine=torch"]
+    command = [sys.executable, "-m", "beam_inference", "run", open_job(), *dask_cluster, *changes]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        try:
+            wait_for_text(tmp_path / "called")
+            run.send_signal(signal.SIGINT)
+            out, err = run.communicate(timeout=90)
+        finally:
+            run.kill()
+    assert run.returncode == 130, out + err
+    assert "a worker that is trying the network comes to its end" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_of_several_volumes_one_is_asked_about(open_job, volume_in, dask_cluster, tmp_path, capsys):
+    values = yaml.safe_load(Path(open_job()).read_text())
+    del values["input"], values["output"]["path"]
+    values["job"] = {"state_path": str(tmp_path / "state")}
+    values["volumes"] = [
+        {"name": name, "input": str(volume_in), "output": str(tmp_path / name)} for name in "ab"
+    ]
+    path = str(write_job(tmp_path / "volumes.yaml", values))
+    assert main(["run", path, *dask_cluster]) == 0
+    assert capsys.readouterr().err.count("the network is tried on a worker") == 1
+    np.testing.assert_array_equal(read_volume(tmp_path / "a"), read_volume(tmp_path / "b"))
+
+
+@pytest.mark.slow
+def test_shards_follow_what_a_worker_told_when_the_job_was_prepared(
+    open_job, dask_cluster, tmp_path, capsys
+):
+    path = open_job()
+    assert main(["prepare", path, "--shards=2", *dask_cluster]) == 0
+    assert capsys.readouterr().err.count("the network is tried on a worker") == 1
+    for shard in ("0/2", "1/2"):
+        assert main(["run", path, f"--shard={shard}", *dask_cluster]) == 0
+    assert main(["finish", path, *dask_cluster]) == 0
+    assert "the network is tried on a worker" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_each_step_that_is_a_job_asks_once(open_job, dask_cluster, tmp_path, capsys):
+    values = yaml.safe_load(Path(open_job()).read_text())
+    first = values | {"output": {"path": str(tmp_path / "first"), "dtype": "float32"}}
+    second = first | {
+        "input": {"path": str(tmp_path / "first"), "channel": 1},
+        "output": {"path": str(tmp_path / "second"), "dtype": "float32"},
+    }
+    path = str(write_job(tmp_path / "steps.yaml", {"steps": {"one": first, "two": second}}))
+    assert main(["run", path, *dask_cluster]) == 0
+    assert capsys.readouterr().err.count("the network is tried on a worker") == 2
 
 
 @pytest.mark.slow
