@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from beam_inference.cli.argument_types import gib, positive, price
-from beam_inference.cli.command import Subparsers, add_command, set_action
+from beam_inference.cli.command import PipelineOptions, Subparsers, add_command, set_action
 from beam_inference.cli.job_options import JobOptions, TrustOptions, add_job, add_trust
+from beam_inference.cli.run import check_job_comes_first
 from beam_inference.errors import COMPLETE, ConfigError
 
 if TYPE_CHECKING:
     from beam_inference.config.cohort import Cohort
+    from beam_inference.config.job import JobConfig
     from beam_inference.config.steps import Steps
+    from beam_inference.job.place import Place
     from beam_inference.launch.planned_job import PlannedJob
 
 CHUNK_TIME_VARIATION = 0.3
@@ -21,7 +24,7 @@ CHUNK_TIME_VARIATION = 0.3
 
 
 @dataclass(frozen=True)
-class PlanOptions(JobOptions, TrustOptions):
+class PlanOptions(JobOptions, PipelineOptions, TrustOptions):
     """Options of ``plan``."""
 
     suggest: bool
@@ -43,6 +46,10 @@ def add(subparsers: Subparsers) -> None:
         "job.yaml",
         "job.yaml --suggest --workers 16 --worker-memory 8 --write",
         "job.yaml --calibrate --workers 16 --worker-price 0.40",
+        description=(
+            "Show the size and cost of a job; submits nothing. Flags of Apache Beam may follow, as "
+            "for run: they say where the workers are, which are not asked."
+        ),
     )
     add_job(parser)
     parser.add_argument(
@@ -88,7 +95,7 @@ def add(subparsers: Subparsers) -> None:
         action="store_true",
         help="write the suggested chunk_shape into the job file; with --suggest",
     )
-    set_action(parser, PlanOptions, plan)
+    set_action(parser, PlanOptions, plan, takes_beam_flags=True)
 
 
 def plan(options: PlanOptions) -> int:
@@ -106,29 +113,64 @@ def plan(options: PlanOptions) -> int:
     has_prices = options.prices is not None or options.worker_price is not None
     if has_prices and (options.suggest or not options.calibrate):
         raise ConfigError("prices are used only with --calibrate, without --suggest")
+    check_job_comes_first(options.job, options.beam_flags)
     config = options.load_chosen()
     if isinstance(config, Steps):
         return _plan_steps(config, options)
     if isinstance(config, Cohort):
         return _plan_volumes(config, options)
-    job = plan_job(config)
+    place = _find_place(config, options)
+    job = plan_job(config, place)
     if options.suggest:
         return _suggest(job, options)
     if options.calibrate:
         return _calibrate(job, options)
     pyramids = plan_output_pyramids(job)
     stored = stored_size(job, add_pyramids(job_totals(job), pyramids.values()), pyramids)
-    print_plan(job, pyramids, stored, as_json=options.json)
+    undecided = [] if place.is_this_machine else _list_undecided(config)
+    print_plan(job, pyramids, stored, place, undecided, as_json=options.json)
     return COMPLETE
+
+
+def _find_place(config: JobConfig, options: PlanOptions) -> Place:
+    """Where the workers would run, by the flags of Beam; no runner is asked.
+
+    Raises:
+        ConfigError: a flag or a path is wrong.
+    """
+    from beam_inference.job.place import THIS_PROCESS
+
+    if not options.beam_flags:
+        return THIS_PROCESS
+    from beam_inference.beam.flags import beam_options, place_of
+    from beam_inference.launch.checks import check_paths
+
+    if options.suggest or options.calibrate:
+        raise ConfigError(
+            "--suggest and --calibrate count for this machine, so no flags of Apache Beam can be "
+            f"given with them: leave out {' '.join(options.beam_flags)}"
+        )
+    place = place_of(beam_options(options.beam_flags))
+    check_paths(config, place)
+    return place
+
+
+def _list_undecided(config: JobConfig) -> list[str]:
+    """The keys of ``inference`` that the first launch will have a worker decide."""
+    from beam_inference.job.state import State, default_state_url
+    from beam_inference.launch.decide import left_to_workers
+
+    is_launched = State(default_state_url(config), config.storage).load_job() is not None
+    return [] if is_launched else left_to_workers(config.inference)
 
 
 def _plan_steps(steps: Steps, options: PlanOptions) -> int:
     from beam_inference.cli.steps import plan_steps
 
-    if options.suggest or options.calibrate:
+    if options.suggest or options.calibrate or options.beam_flags:
         raise ConfigError(
-            "--suggest and --calibrate are for one job, and the job file has several steps: name "
-            "one with --step"
+            "--suggest, --calibrate and flags of Apache Beam are for one job, and the job file has "
+            "several steps: name one with --step"
         )
     return plan_steps(steps, options.step, as_json=options.json)
 
@@ -138,10 +180,10 @@ def _plan_volumes(cohort: Cohort, options: PlanOptions) -> int:
     from beam_inference.cli.status_text import as_json
     from beam_inference.launch.planned_cohort import plan_cohort
 
-    if options.suggest or options.calibrate:
+    if options.suggest or options.calibrate or options.beam_flags:
         raise ConfigError(
-            "--suggest and --calibrate are for one volume, and the job file has several: name one "
-            "with --volume"
+            "--suggest, --calibrate and flags of Apache Beam are for one volume, and the job file "
+            "has several: name one with --volume"
         )
     planned = plan_cohort(cohort)
     if options.json:

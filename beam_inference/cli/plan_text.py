@@ -44,6 +44,8 @@ def print_plan(
     job: PlannedJob,
     pyramids: Mapping[str, Pyramid],
     stored: StoredSize | None,
+    place: Place = THIS_PROCESS,
+    undecided: Sequence[str] = (),
     *,
     as_json: bool = False,
 ) -> None:
@@ -53,10 +55,12 @@ def print_plan(
         job: the job.
         pyramids: those of its outputs that are to be made.
         stored: what it takes in its store; None if no chunk of it is done.
+        place: where its workers run.
+        undecided: keys of ``inference`` that a worker is to decide.
         as_json: print JSON.
     """
     if as_json:
-        _print_json(plan_values(job, pyramids, stored))
+        _print_json(plan_values(job, pyramids, stored, place, undecided))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for heading, line in [
@@ -64,10 +68,11 @@ def print_plan(
         *_mask_rows(job),
         *_geometry_rows(job),
         *_precision_rows(job),
+        *_undecided_rows(undecided),
         *_storage_rows(job),
         *_pyramids_rows(job, pyramids),
         *_stored_rows(stored),
-        *_memory_rows(job),
+        *_memory_rows(job, place),
     ]:
         table.add_row(heading, line)
     console = table_console(110)
@@ -138,6 +143,14 @@ def _precision_rows(job: PlannedJob) -> Iterator[Row]:
             f"if it is off float32 by more than {TOLERANCES['int8']:g} of the range (root mean "
             "square over a patch)",
         )
+
+
+def _undecided_rows(undecided: Sequence[str]) -> Iterator[Row]:
+    """What a worker is to decide, and what the figures are of until then."""
+    if undecided:
+        yield "network", f"{', '.join(undecided)}: to be decided on a worker, by the first launch;"
+        supposed = {"device": "the CPU", "engine": "PyTorch", "batch_size": "batches of 1"}
+        yield "", f"figures here are those of {' and '.join(supposed[key] for key in undecided)}"
 
 
 def _mask_rows(job: PlannedJob) -> Iterator[Row]:
@@ -267,8 +280,7 @@ def _stored_rows(stored: StoredSize | None) -> Iterator[Row]:
         )
 
 
-def _memory_rows(job: PlannedJob) -> Iterator[Row]:
-    place = Place()
+def _memory_rows(job: PlannedJob, place: Place) -> Iterator[Row]:
     memory = job.memory(place)
     yield (
         "memory",
@@ -320,7 +332,11 @@ def _strategies_table(job: PlannedJob) -> Table:
 
 
 def plan_values(
-    job: PlannedJob, pyramids: Mapping[str, Pyramid], stored: StoredSize | None
+    job: PlannedJob,
+    pyramids: Mapping[str, Pyramid],
+    stored: StoredSize | None,
+    place: Place = THIS_PROCESS,
+    undecided: Sequence[str] = (),
 ) -> Json:
     """The size of a job, pyramids included, as JSON values.
 
@@ -330,8 +346,9 @@ def plan_values(
     plan = job.plan
     whole = add_pyramids(job_totals(job), pyramids.values())
     pyramid = pyramids.get(OUTPUT)
-    memory = job.memory(Place())
+    memory = job.memory(place)
     return {
+        "decided_on_worker": list(undecided),
         "roi": asdict(job.roi),
         "chunks": whole.chunks,
         "chunk_shape": plan.chunks.chunk_shape,

@@ -303,6 +303,12 @@ def test_an_engine_in_the_job_server_is_not_asked(java, tmp_path, caplog):
     assert place_of(beam_options(flags)).is_this_machine
 
 
-def test_a_device_cannot_be_chosen_for_workers_elsewhere(flags, job, capsys):
-    assert main(["run", job(inference={"device": "auto"}), *flags]) == 2
-    assert "is not known before the launch on a remote runner" in capsys.readouterr().err
+def test_a_device_cannot_be_chosen_for_a_job_that_is_only_staged(flags, job, capsys, tmp_path):
+    staged = f"--output_executable_path={tmp_path}/job.jar"
+    assert main(["run", job(inference={"device": "auto"}), *flags, staged]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "inference.device: auto is not known before the launch on a remote runner" in message
+    assert "a job that is staged for another to run" in message
+    assert "Write device: cuda (or mps, xpu), or device: cpu." in message
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "job.jar").exists()

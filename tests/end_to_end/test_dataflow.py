@@ -197,6 +197,28 @@ def test_the_submitted_graph_is_executed_with_retries_and_gives_the_same_bytes(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_a_job_file_leaves_open_is_decided_by_a_job_before_the_job(installed, fib25, tmp_path):
+    left_open = {"device": "auto", "engine": "auto", "batch_size": "auto", "chunk_shape": "auto"}
+    with google(installed, tmp_path) as cloud, DataflowStandIn(cloud.work) as dataflow:
+        upload_job(cloud.gcs, fib25, inference=left_open)
+        flags = (*FLAGS, f"--dataflow_endpoint={dataflow.url}", "--max_num_workers=4")
+        run = cloud.launcher(*flags, timeout=300)
+        assert run.returncode == 0, run.stdout + run.stderr + cloud.logs
+        trial, job = dataflow.jobs.values()
+        decided = json.loads(cloud.gcs.get("bucket", "out/_beam_inference/job.json"))
+        assert not [name for name in cloud.gcs.names("bucket", "out") if name.endswith(".answer")]
+        again = cloud.launcher(*flags)
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert len(dataflow.jobs) == 2, "all is done, and nobody is asked"
+    assert [each.body["name"] for each in (trial, job)] == ["affinities-trial", "affinities"]
+    (pool,) = trial.body["environment"]["workerPools"]
+    assert pool["autoscalingSettings"]["maxNumWorkers"] == 1
+    assert decided["config"]["inference"]["device"] == "cpu"
+    assert decided["patch_seconds"] > 0
+
+
+@pytest.mark.slow
 def test_a_gpu_job_as_the_flex_launcher_starts_it(installed, fib25, tmp_path):
     """Its pipeline is staged for Dataflow to launch: nothing waits, and nothing is judged yet."""
     with google(installed, tmp_path) as cloud:
@@ -264,6 +286,10 @@ def test_a_staged_template_goes_on_with_the_pyramid(installed, fib25, tmp_path):
         ([*FLAGS, "--project=p"], "Invalid Project ID"),
         ([*FLAGS, "--gpu=t4"], "device: cpu with --gpu=t4"),
         ([*FLAGS, "--input=/data/em"], "remote workers cannot reach"),
+        (
+            [*FLAGS, "--set=inference.device=auto", "--template_location=gs://bucket/template"],
+            "inference.device: auto is not known before the launch on a remote",
+        ),
         (
             [*FLAGS, "--model=/home/me/net.ts", "--set=model.weights=null"],
             "remote workers cannot reach",

@@ -89,6 +89,28 @@ def test_a_job_service_with_an_external_worker_pool(conv_job, job_service, tmp_p
 
 
 @pytest.mark.slow
+def test_there_too_a_worker_decides_what_a_job_file_leaves_open(
+    open_job, job_service, tmp_path, capsys
+):
+    path = open_job()
+    assert main(["run", path, *job_service]) == 0
+    assert capsys.readouterr().err.count("the network is tried on a worker") == 1
+    engine = State(f"file://{tmp_path}/out/_beam_inference").load_job().config.inference.engine
+    assert main(["run", open_job(output="here", threads=1, engine=engine)]) == 0
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), read_volume(tmp_path / "here"))
+
+
+@pytest.mark.slow
+def test_a_wrong_network_is_told_by_a_worker_of_a_pool(open_job, job_service, tmp_path, capsys):
+    path = open_job("expanded")
+    assert main(["run", path]) == 2
+    here = capsys.readouterr().err
+    assert main(["run", path, *job_service]) == 2
+    assert capsys.readouterr().err.endswith(here)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
 def test_processes_of_the_local_runner(conv_job, tmp_path):
     path, expected = conv_job
     flags = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]

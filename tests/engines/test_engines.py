@@ -29,7 +29,6 @@ from fib25_job import affinity_job
 from helpers import job_values, read_volume, toy, write_job
 
 from beam_inference.cli.main import main
-from beam_inference.config.job_file import parse_job
 from beam_inference.engines import choice
 from beam_inference.engines.choice import describe_engine, engines_to_try
 from beam_inference.engines.loading import load_predictor, load_reference
@@ -325,19 +324,6 @@ def test_what_does_not_go_together(job, tmp_path, capsys):
     ]:
         assert main(["run", job(inference=keys)]) == 2
         assert message in capsys.readouterr().err
-
-
-def test_on_a_remote_runner_auto_is_refused(tmp_path, capsys):
-    values = job_values("gs://bucket/in", "gs://bucket/out", inference={"engine": "auto"})
-    from beam_inference.errors import ConfigError
-    from beam_inference.job.place import Place
-    from beam_inference.launch.planned_job import plan_job
-
-    with pytest.raises(
-        ConfigError,
-        match="inference.engine: auto is not known before the launch on a remote runner",
-    ):
-        plan_job(parse_job(values, tmp_path), Place(is_this_machine=False))
 
 
 def test_onnx_with_weights_beside_it_is_refused(tmp_path):

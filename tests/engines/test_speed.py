@@ -15,9 +15,7 @@ from beam_inference.engines.choice import engines_to_measure
 from beam_inference.engines.speed import LARGEST_BATCH, fastest_batch_size, seconds_per_patch
 from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
-from beam_inference.job.place import Place
 from beam_inference.launch import engine_trial as launch
-from beam_inference.launch.planned_job import plan_job
 from beam_inference.worker.trial import try_network
 
 PATCH = np.zeros((1, 2, 4, 4), np.uint8)
@@ -81,13 +79,6 @@ def test_a_job_on_this_machine_is_tried(volume_in, tmp_path):
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
     recorded = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
     assert recorded["config"]["inference"]["batch_size"] in (1, 2, 4, 8, 16, 32)
-
-
-def test_on_a_remote_runner_it_is_refused(tmp_path):
-    inference = {"batch_size": "auto", "device": "cpu", "engine": "torch"}
-    values = job_values("gs://bucket/in", "gs://bucket/out", inference=inference)
-    with pytest.raises(ConfigError, match="inference.batch_size: auto .* determined by a trial"):
-        plan_job(parse_job(values, tmp_path), Place(is_this_machine=False))
 
 
 @pytest.mark.parametrize("value", ["many", 0])
@@ -227,13 +218,6 @@ def test_all_engines_of_this_machine_are_tried(volume_in, tmp_path):
     )
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
     assert main(["verify", str(tmp_path / "job.yaml"), "--deep"]) == 0
-
-
-def test_on_a_remote_runner_the_fastest_is_refused(tmp_path):
-    inference = {"device": "cuda", "engine": "fastest"}
-    values = job_values("gs://bucket/in", "gs://bucket/out", inference=inference)
-    with pytest.raises(ConfigError, match="inference.engine: fastest is not known"):
-        plan_job(parse_job(values, tmp_path), Place(is_this_machine=False))
 
 
 @pytest.mark.parametrize("engine", ["auto", "fastest", "openvino"])
