@@ -11,11 +11,12 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from beam_inference.config.devices import DefiniteDevice
+from beam_inference.config.engines import DefiniteEngineName
 from beam_inference.config.fields import Frozen
 from beam_inference.config.job import JobConfig
 from beam_inference.environment import available_memory
@@ -33,8 +34,8 @@ from beam_inference.job.messages import check_versions, own_versions
 from beam_inference.job.place import Place
 from beam_inference.job.state import State
 from beam_inference.launch.kept_trial import TrialFindings, TriedNetwork, find_out_about_network
-from beam_inference.launch.memory import check_trial_memory
-from beam_inference.launch.planned_job import PlannedJob, plan_job
+from beam_inference.launch.memory import check_memory, check_trial_memory
+from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, plan_job
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.trust import Trust
@@ -42,6 +43,11 @@ from beam_inference.models.trust import Trust
 logger = logging.getLogger(__name__)
 
 _MOST_FACTS = 64
+_LONGEST_TEXT = 100_000
+_ENGINE_NAME: TypeAdapter[str] = TypeAdapter(DefiniteEngineName)
+_Host = Annotated[str, Field(max_length=255)]
+_Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
+
 _KINDS: Mapping[str, type[UserError]] = {
     kind.__name__: kind
     for kind in (
@@ -99,10 +105,16 @@ class WorkerChoice(Frozen):
         findings: what its trial has found.
     """
 
-    host: str = Field(max_length=255)
+    host: _Host
     device: DefiniteDevice
-    description: dict[str, str] = Field(max_length=_MOST_FACTS)
+    description: dict[_Text, _Text] = Field(max_length=_MOST_FACTS)
     findings: TrialFindings
+
+    @field_validator("findings")
+    @classmethod
+    def _check_engine(cls, findings: TrialFindings) -> TrialFindings:
+        _ENGINE_NAME.validate_python(findings.engine)  # one that only workers have cannot be named
+        return findings
 
     @property
     def tried(self) -> TriedNetwork:
@@ -119,7 +131,7 @@ class WorkerRefusal(Frozen):
         message: text of the error.
     """
 
-    host: str = Field(max_length=255)
+    host: _Host
     kind: Literal[
         "AlignmentError",
         "ConfigError",
@@ -129,7 +141,7 @@ class WorkerRefusal(Frozen):
         "UserError",
         "VolumeError",
     ]
-    message: str
+    message: _Text
 
     @property
     def error(self) -> UserError:
@@ -237,6 +249,10 @@ def _try_network(question: NetworkQuestion) -> tuple[PlannedJob, TriedNetwork]:
         earlier=None,
         needs_bound=question.needs_bound,
     )
+    found = tried.findings
+    needs = NetworkNeeds.of_engine(found.engine, found.fitting_batch_size, found.working_set_bytes)
+    for memory in planned.all_memory(place, needs):
+        check_memory(memory, place, planned.settings.device)
     return planned, tried
 
 

@@ -503,6 +503,33 @@ def _parse_launches(content: bytes, folder: Path) -> object:
     return State(f"file://{folder}").read_launches()
 
 
+def _answers() -> list[bytes]:
+    findings = {
+        "engine": "torch",
+        "memory_format": "contiguous",
+        "batch_size": 2,
+        "fitting_batch_size": 1,
+        "working_set_bytes": 9,
+        "seconds": 0.5,
+        "low": -1.0,
+        "high": 2.0,
+        "prediction_bounds": [4.0],
+        "warnings": ["slow"],
+    }
+    choice = {"host": "a", "device": "cpu", "description": {"engine": "torch"}}
+    refusal = {"host": "a", "kind": "EngineError", "message": "no such engine"}
+    return [json.dumps(each).encode() for each in (choice | {"findings": findings}, refusal)]
+
+
+def _parse_answer(content: bytes, folder: Path) -> object:
+    from beam_inference.job.state import State
+    from beam_inference.launch.network_question import read_answer
+
+    (folder / "launches").mkdir()
+    (folder / "launches" / "one.answer").write_bytes(content)
+    return read_answer(State(f"file://{folder}"), "one")
+
+
 def _parse_shards(content: bytes, folder: Path) -> object:
     from beam_inference.job.state import State
 
@@ -1140,6 +1167,7 @@ PARSERS: Sequence[Parser] = (
         _fixed(b'2026-01-01T00:00:00+00:00 node\n\n{"done": 1, "skipped": 0, "quarantined": 0}'),
         _parse_launches,
     ),
+    Parser("answers", _answers, _parse_answer),
     Parser(
         "crew",
         _fixed(b'{"worker":"a-1"}', b'{"length":4}', _SIGN),
