@@ -642,7 +642,7 @@ class Inference(Model):
         "auto",
         description=(
             "where the network runs: cpu, cuda (also AMD's GPUs), mps, xpu. cuda:1 is one GPU of "
-            "several, cuda all of them. auto: the machine's GPU, else cpu"
+            "several, cuda all of them. auto: the GPU of the machine that computes, else cpu"
         ),
     )
     precision: Precision = Field(
