@@ -214,8 +214,14 @@ def explain(error: BaseException) -> str:
     elif own is not None and text:
         message = text
     else:
-        message = (text.splitlines() or [type(error).__name__])[-1]
+        message = _last_line(text) or type(error).__name__
     return clean_text(re.sub(r"\s*\[?while running '[^']*'\]?", "", message))
+
+
+def _last_line(text: str) -> str:
+    """The last line of a text; with the one before, where it is no more than an address."""
+    *before, last = text.splitlines() or [""]
+    return f"{before[-1].strip()} {last}" if before and last.startswith("http") else last
 
 
 def _own_error(error: BaseException) -> BeamInferenceError | None:

@@ -72,8 +72,8 @@ def ask_worker(
         if execution.error is not None:
             cause = explain(execution.error)
         raise RunnerError(
-            f"the network could not be tried on a worker: {cause}. Nothing was created. Mend it, "
-            "or write device, engine and batch_size into the job file, which no worker decides then"
+            f"the network could not be tried on a worker: {cause}. Nothing was created. Mend that, "
+            "and give the same command again"
         )
     if isinstance(answer, WorkerRefusal):
         raise answer.error

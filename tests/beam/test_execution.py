@@ -25,6 +25,10 @@ def raised(error, cause=None):
     ("error", "message"),
     [
         (WorkerFault("the disk is full"), "the disk is full"),
+        (
+            RuntimeError("no\nFor more information, see\nhttps://docs.dask.org/x"),
+            "For more information, see https://docs.dask.org/x",
+        ),
         (raised(RuntimeError("wrapped"), WorkerFault("the disk is full")), "the disk is full"),
         (
             RuntimeError(

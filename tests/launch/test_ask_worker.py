@@ -9,6 +9,7 @@ from helpers import DATAFLOW, job_values, toy, write_job
 from beam_inference.beam.flags import beam_options
 from beam_inference.errors import AskedToStop, ModelContractError, RunnerError
 from beam_inference.job.place import Place
+from beam_inference.job.state import State
 from beam_inference.launch.ask_worker import ask_worker, options_for_one_worker
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.network_question import NetworkQuestion
@@ -47,6 +48,16 @@ def test_a_mistake_leaves_no_folder_behind(config, tmp_path):
     with pytest.raises(ModelContractError, match="output_channels"):
         prepare(config("expanded"), ELSEWHERE, ask_worker=ask)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_launch_that_died_has_left_is_ignored(config, tmp_path):
+    left = tmp_path / "out/_beam_inference/launches/0123456789ab.answer"
+    left.parent.mkdir(parents=True)
+    left.write_text("{}")
+    job = prepare(config(), ELSEWHERE, ask_worker=ask).read_job()
+    assert job.config.inference.device == "cpu"
+    assert [note.launch for note in State(f"file://{tmp_path}/out/_beam_inference").read_launches()]
+    assert left.exists()
 
 
 def test_folders_that_were_there_stay(config, tmp_path):

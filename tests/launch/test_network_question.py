@@ -105,6 +105,16 @@ def test_a_bound_that_nothing_states_is_found_by_a_worker(open_job):
     assert job.prediction_bound is not None
 
 
+def test_bounds_of_heads_are_found_by_a_worker(open_job):
+    path = open_job("conv_heads", inference={"device": "cpu", "engine": "torch"})
+    heads = '[{"key": 0, "channels": 2}, {"key": 1, "channels": 1}]'
+    changes = [f"model.heads={heads}", "model.output_channels=3", "output.head=0"]
+    worker = Worker()
+    job = prepare(load_job(path, changes), ELSEWHERE, ask_worker=worker).read_job()
+    assert len(worker.questions) == 1
+    assert len(job.head_bounds) == 2
+
+
 @pytest.mark.parametrize(
     ("network", "error"), [("expanded", ModelContractError), ("raises", ModelContractError)]
 )
