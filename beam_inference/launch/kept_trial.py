@@ -21,7 +21,7 @@ from pydantic import Field, FiniteFloat, PositiveFloat, ValidationError
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import EngineSettings, make_definite
-from beam_inference.config.fields import Count, Frozen, Json, Natural
+from beam_inference.config.fields import Count, Frozen, Json, Natural, SafeText
 from beam_inference.config.job import BatchSize, Network
 from beam_inference.engines.cache import user_cache
 from beam_inference.engines.choice import (
@@ -72,8 +72,8 @@ class TrialFindings(Frozen):
         warnings: what the trial warned of.
     """
 
-    engine: str
-    memory_format: str
+    engine: SafeText
+    memory_format: SafeText
     batch_size: Count
     fitting_batch_size: Count
     working_set_bytes: Natural
@@ -82,7 +82,7 @@ class TrialFindings(Frozen):
     high: FiniteFloat
     prediction_bounds: tuple[PositiveFloat, ...] | None
     warnings: Annotated[
-        tuple[Annotated[str, Field(max_length=_LONGEST_TEXT)], ...],
+        tuple[Annotated[SafeText, Field(max_length=_LONGEST_TEXT)], ...],
         Field(max_length=_MOST_WARNINGS),
     ]
 

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from beam_inference.config.devices import DefiniteDevice
 from beam_inference.config.engines import DefiniteEngineName
-from beam_inference.config.fields import Frozen
+from beam_inference.config.fields import Frozen, SafeText
 from beam_inference.config.job import JobConfig
 from beam_inference.environment import available_memory
 from beam_inference.errors import (
@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 _MOST_FACTS = 64
 _LONGEST_TEXT = 100_000
 _ENGINE_NAME: TypeAdapter[str] = TypeAdapter(DefiniteEngineName)
-_Host = Annotated[str, Field(max_length=255)]
-_Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
+_Host = Annotated[SafeText, Field(max_length=255)]
+_Text = Annotated[SafeText, Field(max_length=_LONGEST_TEXT)]
 
 _KINDS: Mapping[str, type[UserError]] = {
     kind.__name__: kind
