@@ -476,6 +476,8 @@ def _resolve_untried(
         bounds: the prediction bounds that are known.
         earlier: the job as its first launch resolved it: its choices are kept.
     """
+    if earlier is None:
+        check_no_auto(planned.config.inference)  # with mixed_devices, no launch decides for others
     engine = choose_engine_elsewhere(planned, model, earlier)
     definite = make_definite(planned.config, planned.settings, engine)
     return _ResolvedNetwork(

@@ -25,7 +25,7 @@ from beam_inference.launch.network_question import (
 from beam_inference.launch.prepare import prepare
 
 ELSEWHERE = Place(is_this_machine=False)
-OPEN = {"device": "auto", "engine": "auto", "threads": None, "chunk_shape": "auto"}
+OPEN = {"device": "auto", "chunk_shape": "auto"}
 MEASURED = {"working_set_bytes", "patch_seconds", "versions"}
 """What two trials need not agree on."""
 
@@ -56,16 +56,18 @@ def open_job(volume_in, tmp_path):
             inference=OPEN | dict(inference),
             **sections,
         )
-        del values["inference"]["threads"]
         return write_job(tmp_path / f"{output}.yaml", values)
 
     return make
 
 
-def test_a_worker_decides_what_a_launch_on_its_machine_does(open_job):
+@pytest.mark.parametrize("engine", ["torch", pytest.param("auto", marks=pytest.mark.slow)])
+def test_a_worker_decides_what_a_launch_on_its_machine_does(open_job, engine):
     worker = Worker()
-    elsewhere = prepare(load_job(open_job()), ELSEWHERE, ask_worker=worker).read_job()
-    config = load_job(open_job(output="here"), ["inference.threads=1"])
+    inference = {"engine": engine}
+    config = load_job(open_job(inference=inference))
+    elsewhere = prepare(config, ELSEWHERE, ask_worker=worker).read_job()
+    config = load_job(open_job(output="here", inference=inference), ["inference.threads=1"])
     here = prepare(config).read_job()
     assert len(worker.questions) == 1
     assert worker.questions[0].needs_bound, "the network has no activation"
@@ -208,11 +210,24 @@ def test_integers_are_made_where_the_job_is_launched(open_job):
         prepare(load_job(open_job(inference=inference)), ELSEWHERE, ask_worker=Worker())
 
 
+def test_with_mixed_devices_each_launch_asks_for_itself(open_job):
+    worker = Worker()
+    path = open_job(inference={"mixed_devices": True})
+    for _ in range(2):
+        prepare(load_job(path), ELSEWHERE, ask_worker=worker)
+    assert len(worker.questions) == 2
+    with pytest.raises(ConfigError, match="inference.device: auto is not known"):
+        prepare(load_job(path), ELSEWHERE)
+
+
 @pytest.mark.parametrize(
     ("inference", "message"),
     [
-        ({"device": "auto"}, "inference.device: auto, inference.engine: auto are not known"),
-        ({"device": "cpu"}, "inference.engine: auto is not known before the launch"),
+        ({"engine": "auto"}, "inference.device: auto, inference.engine: auto are not known"),
+        (
+            {"device": "cpu", "engine": "auto"},
+            "inference.engine: auto is not known before the launch",
+        ),
         ({"device": "cuda", "engine": "fastest"}, "inference.engine: fastest is not known"),
         (
             {"device": "cuda", "batch_size": "auto"},
