@@ -284,7 +284,7 @@ def test_a_voxel_size_that_another_scale_has_is_named(tmp_path, capsys):
 
 
 def test_wrong_words_on_the_command_line(capsys):
-    for arguments in ([], ["plann"], ["plan"], ["plan", "job.yaml", "--unknown"]):
+    for arguments in ([], ["plann"], ["plan"], ["status", "job.yaml", "--unknown"]):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 2
