@@ -11,7 +11,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
@@ -132,21 +132,13 @@ class WorkerRefusal(Frozen):
     """
 
     host: _Host
-    kind: Literal[
-        "AlignmentError",
-        "ConfigError",
-        "EngineError",
-        "ModelContractError",
-        "StateError",
-        "UserError",
-        "VolumeError",
-    ]
+    kind: _Text
     message: _Text
 
     @property
     def error(self) -> UserError:
         """The error, as the launch raises it."""
-        return _KINDS[self.kind](self.message)
+        return _KINDS.get(self.kind, UserError)(self.message)
 
 
 AskWorker: TypeAlias = Callable[[NetworkQuestion], WorkerChoice]
@@ -216,7 +208,7 @@ def answer_question(question: NetworkQuestion) -> WorkerChoice | WorkerRefusal:
         if not isinstance(error, ModelContractError):
             # such as a path: what it says of this machine is not true of the launcher's
             message = f"on the worker {host}: {message}"
-        return WorkerRefusal.model_validate({"host": host, "kind": kind, "message": message})
+        return WorkerRefusal(host=host, kind=kind, message=message)
     return WorkerChoice(
         host=host,
         device=planned.settings.device,
