@@ -43,6 +43,7 @@ def test_every_worker_process_computes_and_the_bytes_are_the_same(
     assert not any(worker.endswith(f":{os.getpid()}") for worker in workers)
 
 
+@pytest.mark.timeout(400)
 def test_a_job_file_that_leaves_all_open_gives_the_bytes_of_a_local_run(
     open_job, dask_cluster, tmp_path, capsys
 ):
@@ -66,6 +67,7 @@ def test_a_job_file_that_leaves_all_open_gives_the_bytes_of_a_local_run(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_wrong_network_ends_a_launch_there_as_it_does_here(
     open_job, dask_cluster, tmp_path, capsys
 ):
@@ -81,6 +83,7 @@ def test_a_wrong_network_ends_a_launch_there_as_it_does_here(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_ctrl_c_ends_a_launch_whose_network_is_being_tried(open_job, dask_cluster, tmp_path):
     network = (
         "import pathlib, time, torch\n"
@@ -109,6 +112,7 @@ def test_ctrl_c_ends_a_launch_whose_network_is_being_tried(open_job, dask_cluste
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_of_several_volumes_one_is_asked_about(open_job, volume_in, dask_cluster, tmp_path, capsys):
     values = yaml.safe_load(Path(open_job()).read_text())
     del values["input"], values["output"]["path"]
@@ -123,6 +127,7 @@ def test_of_several_volumes_one_is_asked_about(open_job, volume_in, dask_cluster
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_shards_follow_what_a_worker_told_when_the_job_was_prepared(
     open_job, dask_cluster, tmp_path, capsys
 ):
@@ -136,6 +141,7 @@ def test_shards_follow_what_a_worker_told_when_the_job_was_prepared(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_each_step_that_is_a_job_asks_once(open_job, dask_cluster, tmp_path, capsys):
     values = yaml.safe_load(Path(open_job()).read_text())
     first = values | {"output": {"path": str(tmp_path / "first"), "dtype": "float32"}}

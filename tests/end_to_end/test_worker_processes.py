@@ -89,6 +89,7 @@ def test_a_job_service_with_an_external_worker_pool(conv_job, job_service, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_there_too_a_worker_decides_what_a_job_file_leaves_open(
     open_job, job_service, tmp_path, capsys
 ):
@@ -101,6 +102,7 @@ def test_there_too_a_worker_decides_what_a_job_file_leaves_open(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_wrong_network_is_told_by_a_worker_of_a_pool(open_job, job_service, tmp_path, capsys):
     path = open_job("expanded")
     assert main(["run", path]) == 2
