@@ -9,27 +9,19 @@ functions take care of the few writes that are conditional.
 
 from __future__ import annotations
 
-import errno
 import json
-import logging
 import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from beam_inference.config.fields import Json
 from beam_inference.config.json_text import parse_json
 from beam_inference.errors import VolumeError, WorkerFault
-from beam_inference.volumes.file_locks import lock_file
+from beam_inference.volumes.file_locks import hold_lock
 from beam_inference.volumes.kvstores import PATIENCE_SECONDS, KvStore, local_folder, retry_request
-
-logger = logging.getLogger(__name__)
-
-_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
-"""Errors of file systems that are mounted without locks."""
 
 
 def create_key(store: KvStore, key: str, url: str, value: str, *, durable: bool = True) -> bool:
@@ -74,7 +66,7 @@ def replace_value(store: KvStore, key: str, url: str, value: str, generation: by
     folder = local_folder(url)
     if folder is None:
         return _write(store, key, value, generation)
-    with _lock_file(Path(folder) / f"{key}.guard"):
+    with hold_lock(Path(folder) / f"{key}.guard", PATIENCE_SECONDS):
         present = store.read(key).result(timeout=PATIENCE_SECONDS)
         if present.stamp.generation != generation:
             return False
@@ -100,7 +92,7 @@ def delete_value(store: KvStore, key: str, url: str, generation: bytes) -> bool:
     folder = local_folder(url)
     if folder is None:
         return _write(store, key, None, generation)
-    with _lock_file(Path(folder) / f"{key}.guard"):
+    with hold_lock(Path(folder) / f"{key}.guard", PATIENCE_SECONDS):
         present = store.read(key).result(timeout=PATIENCE_SECONDS)
         if present.stamp.generation != generation:
             return False
@@ -142,52 +134,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _lock_file(path: Path) -> Iterator[None]:
-    """Hold a lock that the system takes back when its holder dies.
-
-    The file is empty and stays so. It is removed at the end; whoever waited for it then holds a
-    file that has no name any more, and begins again.
-    """
-    descriptor = _open_locked(path)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _open_locked(path: Path) -> int:
-    """Wait until a file of that name is ours; who is interrupted meanwhile leaves it as it is."""
-    while True:
-        # a link in its place is an error: nothing is created where it leads to
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        is_ours = False
-        try:
-            is_ours = _holds(descriptor, path)
-        finally:
-            if not is_ours:
-                os.close(descriptor)
-        if is_ours:
-            return descriptor
-
-
-def _holds(descriptor: int, path: Path) -> bool:
-    """Wait for the lock on an open file; whether the file still has its name then."""
-    try:
-        lock_file(descriptor, path, PATIENCE_SECONDS)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        logger.warning(
-            "%s: the file system has no locks; do not run two of these at the same time", path
-        )
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 _CHANGES = 100

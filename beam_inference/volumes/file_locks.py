@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tenacity
+
+logger = logging.getLogger(__name__)
+
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+"""Errors of file systems that are mounted without locks."""
 
 
 def lock_file(descriptor: int, path: Path, seconds: float) -> None:
@@ -33,3 +43,57 @@ def lock_file(descriptor: int, path: Path, seconds: float) -> None:
             f"another process has held the lock on {path} for {seconds:g} s; it may be stopped. "
             "Let it go on (kill -CONT), or end it"
         ) from None
+
+
+@contextmanager
+def hold_lock(path: Path, seconds: float) -> Iterator[None]:
+    """Hold a lock that the system takes back when its holder dies.
+
+    The file is removed at the end; whoever waited for it then holds a file that has no name any
+    more, and begins again. Where the file system has no locks, a warning says so.
+
+    Args:
+        path: of the file that is locked, which is created.
+        seconds: how long to wait for another holder.
+
+    Raises:
+        TimeoutError: another process holds it for longer than that.
+        OSError: the file cannot be opened; a link is not followed.
+    """
+    descriptor = _open_locked(path, seconds)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _open_locked(path: Path, seconds: float) -> int:
+    """Wait until a file of that name is ours; who is interrupted meanwhile leaves it as it is."""
+    while True:
+        # a link in its place is an error: nothing is created where it leads to
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        is_ours = False
+        try:
+            is_ours = _holds(descriptor, path, seconds)
+        finally:
+            if not is_ours:
+                os.close(descriptor)
+        if is_ours:
+            return descriptor
+
+
+def _holds(descriptor: int, path: Path, seconds: float) -> bool:
+    """Wait for the lock on an open file; whether the file still has its name then."""
+    try:
+        lock_file(descriptor, path, seconds)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning(
+            "%s: the file system has no locks; do not run two of these at the same time", path
+        )
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -15,7 +15,7 @@ import pytest
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ModelContractError
 from beam_inference.volumes import conditional_writes, fetch
-from beam_inference.volumes.file_locks import lock_file
+from beam_inference.volumes.file_locks import hold_lock, lock_file
 from beam_inference.volumes.kvstores import open_kvstore
 
 
@@ -49,6 +49,31 @@ def test_a_lock_that_is_given_back_is_had(path: Path, holder: int) -> None:
 def test_one_that_is_never_given_back_is_named(path: Path) -> None:
     with path.open() as file, pytest.raises(TimeoutError, match=f"the lock on {path} for 0.3 s"):
         lock_file(file.fileno(), path, 0.3)
+
+
+def test_a_held_lock_is_given_back_and_its_file_removed(path: Path) -> None:
+    with hold_lock(path, 0.3):
+        with pytest.raises(TimeoutError, match=f"the lock on {path}"), hold_lock(path, 0.3):
+            pass
+        assert path.exists()
+    assert not path.exists()
+    with hold_lock(path, 0.3):
+        pass
+
+
+def test_who_waits_for_a_held_lock_has_the_file_of_that_name(path: Path) -> None:
+    with hold_lock(path, 0.3):
+        waiting = threading.Thread(target=_note_file, args=(path, seen := []))
+        waiting.start()
+        time.sleep(0.2)
+        assert not seen
+    waiting.join()
+    assert seen == [True]
+
+
+def _note_file(path: Path, seen: list[bool]) -> None:
+    with hold_lock(path, 60):
+        seen.append(path.exists())
 
 
 def test_a_conditional_write_does_not_wait_for_a_stopped_process(
