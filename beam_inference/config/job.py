@@ -96,6 +96,9 @@ class Channel(Model):
     )
 
 
+_SHA256 = re.compile(r"[0-9a-f]{64}(\+[0-9a-f]{64})?")
+
+
 class _NetworkFiles(Model):
     """Where a network is."""
 
@@ -120,7 +123,11 @@ class _NetworkFiles(Model):
         ),
     )
     sha256: str | None = Field(
-        None, description="expected hash of the weights, or of path where there are none"
+        None,
+        description=(
+            "expected hash of the weights, or of path where there are none; or of a factory's "
+            "file and the weights, with a + between them"
+        ),
     )
 
     @model_validator(mode="before")
@@ -133,8 +140,10 @@ class _NetworkFiles(Model):
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
-        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
-            raise ValueError("sha256 must be 64 lower-case hexadecimal digits")
+        if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
+            raise ValueError(
+                "sha256 must be 64 lower-case hexadecimal digits, or two such with a + between"
+            )
         if self.folds is not None and len(set(self.folds)) < len(self.folds):
             raise ValueError(f"folds {self.folds} names a fold twice")
         is_factory = self.path != "identity" and factory_parts(self.path) is not None

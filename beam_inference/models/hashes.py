@@ -51,12 +51,25 @@ def _member_sha256(model: Network) -> str:
     if len(digests) > 1 and model.weights is None:  # of a package
         lines = [f"{path.name} {digest}\n" for path, digest in zip(files, digests, strict=True)]
         digests = [hashlib.sha256("".join(lines).encode()).hexdigest()]
-    if model.sha256 is not None and digests[-1] != model.sha256:
+    together = "+".join(digests)
+    if model.sha256 is not None:
+        _check_sha256(model.sha256, files, together)
+    return together
+
+
+def _check_sha256(expected: str, files: Sequence[Path], found: str) -> None:
+    """Compare hashes with what the job says: of the last file, or of factory and weights."""
+    if "+" not in expected:
+        files = files[-1:]
+        found = found.rpartition("+")[2]
+    if found != expected:
         raise ModelContractError(
-            f"{files[-1]} has the sha256 {digests[-1]}, the job says model.sha256: {model.sha256}. "
-            "It is another file, or was changed or damaged."
+            f"{' and '.join(map(str, files))} have the sha256 {found}, the job says model.sha256: "
+            f"{expected}. They are other files, or were changed or damaged."
+            if len(files) > 1
+            else f"{files[-1]} has the sha256 {found}, the job says model.sha256: {expected}. It "
+            "is another file, or was changed or damaged."
         )
-    return "+".join(digests)
 
 
 @dataclass(frozen=True, slots=True)
