@@ -35,9 +35,10 @@ class Events:
 
     def add_step(self, step: int, loss: float, learning_rate: float) -> None:
         """Add what is known of a step, counted from 1."""
-        if self._writer is not None:
-            self._writer.add_scalar("loss/training", loss, step)
-            self._writer.add_scalar("learning_rate", learning_rate, step)
+        with self._writing() as writer:
+            if writer is not None:
+                writer.add_scalar("loss/training", loss, step)
+                writer.add_scalar("learning_rate", learning_rate, step)
 
     def add_validation(self, step: int, loss: float, planes: Mapping[str, AnyArray]) -> None:
         """Add a validation after some steps.
@@ -47,13 +48,33 @@ class Events:
             loss: of the validation.
             planes: sections of a sample (Y, X), by name.
         """
-        if self._writer is None:
-            return
-        self._writer.add_scalar("loss/validation", loss, step)
-        for name, plane in planes.items():
-            picture = _as_picture(plane)
-            self._writer.add_image(f"sample/{name}", picture, step, dataformats="HW")
-        self._writer.flush()
+        with self._writing() as writer:
+            if writer is None:
+                return
+            writer.add_scalar("loss/validation", loss, step)
+            for name, plane in planes.items():
+                picture = _as_picture(plane)
+                writer.add_image(f"sample/{name}", picture, step, dataformats="HW")
+            writer.flush()
+
+    def close(self) -> None:
+        """Write what is left."""
+        with self._writing() as writer:
+            if writer is not None:
+                writer.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[SummaryWriter | None]:
+        """The writer; where it fails, as on a full disk, nothing is written from then on."""
+        try:
+            yield self._writer
+        except OSError as error:
+            self._writer = None
+            _logger.warning(
+                "events for TensorBoard cannot be written any more: %s. Losses are in metrics.json "
+                "all the same.",
+                describe_error(error),
+            )
 
 
 def _as_picture(plane: AnyArray) -> AnyArray:
@@ -87,7 +108,8 @@ def open_events(output: Path, step: int, is_writing: bool) -> Iterator[Events]:
         )
         yield Events(None)
         return
+    events = Events(writer)
     try:
-        yield Events(writer)
+        yield events
     finally:
-        writer.close()
+        events.close()

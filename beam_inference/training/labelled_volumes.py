@@ -63,12 +63,14 @@ class Cutout:
         image: stored values (channels, Z, Y, X) of the patch grown by the crop margin.
         labels: stored values (channels, Z, Y, X) of the patch.
         valid: where labels count, of the patch (1, Z, Y, X).
+        labels_url: where the labels are from, for messages.
     """
 
     box: BoundingBox
     image: AnyArray
     labels: AnyArray
     valid: NDArray[np.bool_]
+    labels_url: str = ""
 
 
 @dataclass(frozen=True)

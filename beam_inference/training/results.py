@@ -15,8 +15,14 @@ import yaml
 from torch import nn
 
 from beam_inference.config.fields import Json
+from beam_inference.errors import ModelContractError
+from beam_inference.foreign_text import describe_error
+from beam_inference.models.local_files import existing_file
+from beam_inference.models.weights import load_weights
+from beam_inference.residual_unet import ResidualUNet
 from beam_inference.training.config import TrainingConfig
 from beam_inference.training.labelled_volumes import as_source
+from beam_inference.training.output_files import Write, replace_files
 from beam_inference.volumes.opening import open_source
 
 WEIGHTS = "weights.safetensors"
@@ -24,13 +30,36 @@ NETWORK_FILE = "network.py"
 JOB_FILE = "job.yaml"
 PAGE = "training.html"
 RESULTS = (WEIGHTS, NETWORK_FILE, JOB_FILE, PAGE)
+"""In the order in which they take their places: a job file must find what it was written for."""
 
 
-def write_network_file(config: TrainingConfig) -> None:
-    """Write the source of the residual U-Net with the training's widths, for job files to name."""
+def make_unet(config: TrainingConfig) -> nn.Module:
+    """The residual U-Net that a training file asks for, as :func:`network_source` makes it.
+
+    Raises:
+        ModelContractError: it cannot be made, or the weights to begin with do not fit.
+    """
     unet = config.network.residual_unet
-    (Path(config.output) / NETWORK_FILE).write_text(
-        f'''"""The network that was trained here."""
+    try:
+        network = ResidualUNet(
+            input_channels=config.network.input_channels,
+            output_channels=config.output_channels,
+            widths=tuple(unet.widths),
+            pooling=unet.pooling,
+            normalization=unet.normalization,
+        )
+    except (RuntimeError, ValueError, MemoryError) as error:
+        raise ModelContractError(f"network.residual_unet: {describe_error(error)}") from None
+    if config.network.weights is not None:
+        weights = existing_file(config.network.weights, "network.weights")
+        load_weights(network, weights, allow_pickle=False)
+    return network
+
+
+def network_source(config: TrainingConfig) -> str:
+    """The source of the residual U-Net with the training's widths, for job files to name."""
+    unet = config.network.residual_unet
+    return f'''"""The network that was trained here."""
 
 from beam_inference.residual_unet import ResidualUNet
 
@@ -44,39 +73,62 @@ def network():
         normalization="{unet.normalization}",
     )
 '''
-    )
 
 
 def write_results(config: TrainingConfig, network: nn.Module, metrics: Json, example: Json) -> None:
-    """Write weights, job file and page into the output folder.
+    """Write weights, the network's source, job file and page into the output folder.
+
+    The weights take their place first: an earlier job file, which knows its weights by their hash,
+    then refuses what it finds until its successor is there.
 
     Args:
         config: the training; it is recorded with the weights, its split included.
         network: the trained network.
         metrics: losses by step.
         example: planes of a sample, by name.
+
+    Raises:
+        WorkerFault: a file cannot be written.
     """
-    folder = Path(config.output)
-    weights = folder / WEIGHTS
     state = {name: each.detach().cpu().contiguous() for name, each in network.state_dict().items()}
     record = config.model_dump(mode="json")
     record["split"]["block_shape"] = list(config.definite_split.block_shape)
-    safetensors.torch.save_file(state, weights, {"training": json.dumps(record)})
-    (folder / JOB_FILE).write_text(yaml.safe_dump(_job(config, weights), sort_keys=False))
+    weights = safetensors.torch.save(state, {"training": json.dumps(record)})
+    contents = {WEIGHTS: weights}
+    if config.network.path is None:
+        contents[NETWORK_FILE] = network_source(config).encode()
+    sha256 = "+".join(
+        hashlib.sha256(contents[name]).hexdigest()
+        for name in (NETWORK_FILE, WEIGHTS)
+        if name in contents
+    )
+    contents[JOB_FILE] = yaml.safe_dump(_job(config, sha256), sort_keys=False).encode()
     if find_spec("matplotlib") is not None:
-        (folder / PAGE).write_text(_page(metrics, example))
+        contents[PAGE] = _page(metrics, example).encode()
+    replace_files(
+        Path(config.output), {name: _writer_of(content) for name, content in contents.items()}
+    )
 
 
-def _job(config: TrainingConfig, weights: Path) -> Json:
-    """The job that runs the network over the first volume."""
-    folder = weights.parent
+def _writer_of(content: bytes) -> Write:
+    return lambda draft: draft.write(content)
+
+
+def _job(config: TrainingConfig, sha256: str) -> Json:
+    """The job that runs the network over the first volume.
+
+    Args:
+        config: the training.
+        sha256: of the network's source, if that is written here, and of the weights.
+    """
+    folder = Path(config.output)
     image = open_source(as_source(config.labelled_volumes[0].image))
     size = config.voxel_size_nm or image.voxel_size_nm
     path = config.network.path or f"{folder / NETWORK_FILE}:network"
     model: Json = {
         "path": path,
-        "weights": str(weights),
-        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "weights": str(folder / WEIGHTS),
+        "sha256": sha256,
         "input_channels": config.network.input_channels,
         "output_channels": config.output_channels,
         "channels": [

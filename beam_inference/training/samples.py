@@ -281,7 +281,7 @@ class SampleStream(IterableDataset[Batch]):
                 raise VolumeError(_no_patch(volume, self.split, self.subset))
             labels, valid = volume.read_labels(box)
             if random.random() < box_weight(labels, valid, self._label_weights):
-                cutout = Cutout(box, volume.read_image(box), labels, valid)
+                cutout = Cutout(box, volume.read_image(box), labels, valid, volume.labels.url)
                 transform_random = np.random.default_rng([self._seed, 1, number])
                 arrays = self._transform(cutout, transform_random)
                 return _Sample(opened.numbers[index], box, arrays)

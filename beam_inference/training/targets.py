@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from scipy import ndimage
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.fields import Count, Integer, Model, Point, VoxelSize
+from beam_inference.config.fields import Count, Integer, Model, Point, Range, VoxelSize
 from beam_inference.config.job import Channel
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.training.symmetry import pair_slices
@@ -160,11 +160,29 @@ class Classes(_TargetConfig):
         return Target(np.where(known, labels, 0)[None].astype(np.float32), known[None])
 
 
+_ROUNDED = 1e-5
+"""How far beyond 0 or 1 a value may lie that was rounded."""
+
+
 class Stored(Model):
     """What the labels' volume holds, channel by channel, such as affinities made elsewhere."""
 
     kind: Literal["stored"] = "stored"
     channels: list[Channel] = Field(min_length=1, description="what each channel says")
+    value_range: Range | None = Field(
+        None,
+        description=(
+            "[low, high] that the whole range of the volume's integers stands for, as "
+            "output.value_range of a job; by default values are taken as they are"
+        ),
+    )
+
+    @field_validator("value_range")
+    @classmethod
+    def _check_range(cls, value_range: Range | None) -> Range | None:
+        if value_range is not None and value_range[0] >= value_range[1]:
+            raise ValueError(f"{list(value_range)} must be [low, high] with low < high")
+        return value_range
 
     @property
     def channel_offsets(self) -> list[Zyx | None]:
@@ -172,9 +190,44 @@ class Stored(Model):
         return [channel.affinity for channel in self.channels]
 
     def compute(self, labels: AnyArray, valid: NDArray[np.bool_]) -> Target:
-        """The labels (channels, Z, Y, X) themselves, known where ``valid``."""
+        """The labels (channels, Z, Y, X) themselves, known where ``valid``; 0 elsewhere.
+
+        Raises:
+            ValueError: values that are known do not lie between 0 and 1, or have no such range as
+                ``value_range`` tells of.
+        """
         known = np.broadcast_to(valid, labels.shape)
-        return Target(labels.astype(np.float32), known)
+        with np.errstate(over="ignore"):  # infinite values are refused
+            values = np.where(known, self._scale(labels), np.float32(0))
+        found = (float(values.min()), float(values.max()))
+        if not (found[0] >= -_ROUNDED and found[1] <= 1 + _ROUNDED):  # nor is NaN
+            raise ValueError(self._explain_values(labels, found))
+        return Target(values.clip(0, 1), known)
+
+    def _scale(self, labels: AnyArray) -> NDArray[np.float32]:
+        if self.value_range is None:
+            return labels.astype(np.float32)
+        if labels.dtype.kind not in "iu":
+            raise ValueError(
+                f"they are {labels.dtype}, and target.value_range tells what integers stand for: "
+                "remove it"
+            )
+        low, high = self.value_range
+        info = np.iinfo(labels.dtype)
+        share = (labels.astype(np.float64) - info.min) / (float(info.max) - info.min)
+        return (low + (high - low) * share).astype(np.float32)
+
+    def _explain_values(self, labels: AnyArray, found: tuple[float, float]) -> str:
+        text = f"values lie from {found[0]:g} to {found[1]:g}"
+        if np.isnan(found).any():
+            text = "values are NaN"
+        text += "; expected 0 to 1 wherever the mask does not say that they do not count"
+        if labels.dtype.kind in "iu" and self.value_range is None:
+            text += (
+                f". If all of the range of {labels.dtype} stands for 0 to 1, as where a job wrote "
+                "them with output.value_range: [0, 1], write target.value_range: [0, 1]"
+            )
+        return text
 
 
 TargetConfig = Annotated[

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
-import os
 import sys
-import tempfile
 import time
-import zipfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,35 @@ from beam_inference.errors import (
     BeamInferenceError,
     ConfigError,
     StateError,
+    VolumeError,
 )
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.models.loading import load_network
-from beam_inference.models.tensors import tensor_fault
-from beam_inference.models.weights import load_checkpoint
+from beam_inference.training.checkpoint import (
+    CHECKPOINT,
+    Metrics,
+    check_averaged,
+    check_stream,
+    describe_damage,
+    find_not_finite,
+    load_module,
+    load_optimizer,
+    load_scaler,
+    read_checkpoint,
+    read_metrics,
+    read_step,
+)
 from beam_inference.training.config import TrainingConfig
 from beam_inference.training.events import EVENTS, Events, open_events
 from beam_inference.training.losses import Answers, compute_loss
+from beam_inference.training.output_files import (
+    Write,
+    has_token,
+    hold_folder,
+    refuse_odd_names,
+    replace_files,
+)
 from beam_inference.training.prediction import (
     PackedNetwork,
     Prediction,
@@ -49,39 +69,18 @@ from beam_inference.training.prediction import (
     predict_part,
 )
 from beam_inference.training.ranks import Ranks, join_ranks, lost_ranks_told
-from beam_inference.training.results import (
-    NETWORK_FILE,
-    RESULTS,
-    write_network_file,
-    write_results,
-)
+from beam_inference.training.results import RESULTS, make_unet, write_results
 from beam_inference.training.samples import Batch, SampleStream
 from beam_inference.training.targets import Classes
 from beam_inference.training.transforms import TrainingTransform
 
-CHECKPOINT = "checkpoint.pt"
-_UNFINISHED = "checkpoint.unfinished"
+logger = logging.getLogger(__name__)
+
 METRICS = "metrics.json"
-_WRITTEN = (CHECKPOINT, _UNFINISHED, METRICS, EVENTS, *RESULTS)
-"""Names of all that a training writes into its folder."""
-_FREE_KEYS = (
-    *("output", "workers", "validation_every", "validation_batches", "checkpoint_every"),
-    *("threads", "cache_bytes", "storage", "partition"),
-)
-"""Keys that may change between two launches of one training."""
-
-
-@dataclass
-class Metrics:
-    """What is known of a training's course.
-
-    Attributes:
-        loss: of each step.
-        validation: step and loss of each validation.
-    """
-
-    loss: list[float] = field(default_factory=list)
-    validation: list[tuple[int, float]] = field(default_factory=list)
+_FILES = (CHECKPOINT, METRICS, *RESULTS)
+"""Names of all files that a training writes into its folder."""
+_MOST_UNKNOWN = 300
+"""Samples from the first on of which nothing may be known."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class TrainingOutcome:
 
 
 class TrainingDiverged(BeamInferenceError):
-    """The loss is NaN or infinite."""
+    """A loss, or a weight, is NaN or infinite."""
 
 
 def train(config: TrainingConfig) -> TrainingOutcome:
@@ -112,8 +111,10 @@ def train(config: TrainingConfig) -> TrainingOutcome:
 
     Raises:
         UserError: a volume, the network or a key is wrong, or the checkpoint is another training's.
-        TrainingDiverged: the loss is no number any more.
+        TrainingDiverged: the loss, or a weight, is no number any more.
+        WorkerFault: a file cannot be written.
     """
+    refuse_odd_names(Path(config.output), _FILES, [EVENTS])
     device = _device(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -154,9 +155,8 @@ def try_steps(config: TrainingConfig) -> Iterator[Trial]:
     device = _device(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        alone = config.model_copy(update={"output": folder, "batch_size": 1})
-        yield Trial(device, _Trainer(alone, Ranks(), device).try_step)
+    alone = config.model_copy(update={"batch_size": 1})
+    yield Trial(device, _Trainer(alone, Ranks(), device).try_step)
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,12 @@ class _Answered:
 
 @dataclass(frozen=True)
 class _Validation:
-    """The loss of a validation, and planes of its first sample by name."""
+    """The loss of a validation, and planes of its first sample by name.
 
-    loss: float
+    There is no loss where nothing is known of any sample.
+    """
+
+    loss: float | None
     planes: Json
 
 
@@ -189,8 +192,6 @@ class _Trainer:
         self._ranks = ranks
         self._device = device
         self._folder = Path(config.output)
-        _refuse_links(self._folder)
-        self._found = self._read_checkpoint()  # before anything is written beside it
         self._stream = self._make_stream("train")
         has_validation = config.definite_split.validation > 0
         self._validation = self._make_stream("validation") if has_validation else None
@@ -209,11 +210,19 @@ class _Trainer:
         self._scaler = torch.amp.GradScaler(device.type, enabled=is_scaled)
         self._metrics = Metrics()
         self._step = 0
+        self._has_known = False
 
     def run(self) -> TrainingOutcome:
         """Take the steps that are left, and write the results."""
-        self._resume()
-        self._check_all_resumed()
+        token = uuid.uuid4().int if self._ranks.rank == 0 else 0
+        holding = hold_folder(self._folder, str(token)) if token else contextlib.nullcontext()
+        with holding:
+            self._resume()
+            self._check_all_resumed()
+            self._check_shared(self._ranks.gather(token)[0])
+            return self._train()
+
+    def _train(self) -> TrainingOutcome:
         self._try_shapes()
         first = self._step
         waited = 0.0
@@ -226,7 +235,7 @@ class _Trainer:
                 batch = next(batches)
                 waited += time.monotonic() - asked
                 self._take_step(batch)
-                self._note_step(events)
+                self._note_step(batch, events)
         seconds = max(time.monotonic() - begun, 1e-9)
         example = self._example()
         if is_first:
@@ -245,6 +254,21 @@ class _Trainer:
                 f"ranks would go on from unlike steps, {steps}, and mix their weights: not all of "
                 f"them find the same {self._folder / CHECKPOINT}. output must be one folder that "
                 "all machines share."
+            )
+
+    def _check_shared(self, token: int) -> None:
+        """Refuse a folder of this rank's own.
+
+        Args:
+            token: the first rank's, with which it holds its folder.
+
+        Raises:
+            ConfigError: this rank does not find it.
+        """
+        if not has_token(self._folder, str(token)):
+            raise ConfigError(
+                f"rank {self._ranks.rank} does not find in {self._folder} what the first rank has "
+                "written there: output must be one folder that all machines share"
             )
 
     def _try_shapes(self) -> None:
@@ -310,33 +334,23 @@ class _Trainer:
     def _make_network(self) -> nn.Module:
         config = self._config
         path = config.network.path
-        if self._ranks.rank == 0:
-            _make_folder(self._folder)
-        if path is None:
-            if self._ranks.rank == 0:
-                write_network_file(config)
-            path = f"{self._folder / NETWORK_FILE}:network"
-        if self._ranks.count > 1:
-            torch.distributed.barrier()  # until the first rank has written it
-        if config.network.path is None and not (self._folder / NETWORK_FILE).exists():
-            raise ConfigError(
-                f"rank {self._ranks.rank} does not find {self._folder / NETWORK_FILE}, which the "
-                "first rank has written: output must be one folder that all machines share"
-            )
         torch.manual_seed(config.seed)
-        model = Network(
-            path=path,
-            weights=config.network.weights,
-            input_channels=config.network.input_channels,
-            output_channels=config.output_channels,
-        )
-        loaded = load_network(model)
-        if not isinstance(loaded.network, nn.Module):
+        if path is None:
+            network: object = make_unet(config)
+        else:
+            model = Network(
+                path=path,
+                weights=config.network.weights,
+                input_channels=config.network.input_channels,
+                output_channels=config.output_channels,
+            )
+            network = load_network(model).network
+        if not isinstance(network, nn.Module):
             raise ConfigError(
-                f"network.path {path}: the factory returned a {type(loaded.network).__name__}; "
+                f"network.path {path}: the factory returned a {type(network).__name__}; "
                 "only a torch.nn.Module can be trained"
             )
-        return loaded.network.to(self._device).train()
+        return network.to(self._device).train()
 
     def _predict(
         self, network: nn.Module, groups: Sequence[Mapping[str, Tensor]], counts: bool
@@ -384,6 +398,7 @@ class _Trainer:
     def _take_step(self, batch: Batch) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = _learning_rate(self._config, self._step)
+        self._has_known = self._has_known or _has_known(batch)
         # What layers draw by lot, such as dropout, follows from step and rank: no state to keep.
         # Ranks that share samples draw the same.
         drawn = np.random.SeedSequence([self._config.seed, self._step, self._ranks.team])
@@ -399,40 +414,94 @@ class _Trainer:
         if self._average is not None:
             self._average.update_parameters(self._network)
         loss = float(self._ranks.add_up(part))
-        if not math.isfinite(loss):
-            raise TrainingDiverged(
-                f"the loss of step {self._step} is {loss}: expected a number. The last checkpoint "
-                f"is in {self._folder}. Try a lower optimizer.learning_rate, or precision: float32."
-            )
+        self._check_loss(loss, f"step {self._step}")
         self._metrics.loss.append(loss)
         self._step += 1
 
-    def _note_step(self, events: Events) -> None:
+    def _note_step(self, batch: Batch, events: Events) -> None:
+        """Show and keep what a step of a batch has brought. All ranks must take part."""
         config = self._config
         is_last = self._step == config.steps
         rate = _learning_rate(config, self._step - 1)
         events.add_step(self._step, self._metrics.loss[-1], rate)
+        is_judged = False
         if self._validation is not None and (is_last or self._step % config.validation_every == 0):
             judged = self._validate(self._validation)
-            self._metrics.validation.append((self._step, judged.loss))
-            events.add_validation(self._step, judged.loss, judged.planes)
+            is_judged = judged.loss is not None
+            self._note_validation(judged, events)
         if is_last or self._step % config.checkpoint_every == 0:
+            self._check_known(is_last=is_last)
+            if not is_judged:
+                self._check_answer(batch)
             self._save()
         if self._ranks.rank == 0:
             _show_progress(self._step, config.steps, self._metrics)
+
+    def _note_validation(self, judged: _Validation, events: Events) -> None:
+        if judged.loss is None:
+            if self._ranks.rank == 0:
+                logger.warning(
+                    "nothing is known of the %d samples of the validation after step %d: it has no "
+                    "loss. Check target.unlabelled, target.count and the masks, or take more of "
+                    "them (validation_batches, split.validation).",
+                    self._config.validation_batches * self._config.batch_size,
+                    self._step,
+                )
+            return
+        self._check_loss(judged.loss, f"the validation after step {self._step}")
+        self._metrics.validation.append((self._step, judged.loss))
+        events.add_validation(self._step, judged.loss, judged.planes)
+
+    def _check_answer(self, batch: Batch) -> None:
+        """Refuse weights that answer with no numbers: a step's own loss is that before its update.
+
+        All ranks must take part.
+        """
+        with torch.no_grad():
+            answered = self._answer(self._runnable(self._trained.eval()), batch)
+            loss = float(self._ranks.add_up(self._part_of_loss(answered)))
+        self._network.train()
+        self._check_loss(loss, f"the samples of step {self._step - 1}, after its update,")
+
+    def _check_loss(self, loss: float, of: str) -> None:
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss of {of} is {loss}")
+
+    def _check_known(self, *, is_last: bool) -> None:
+        """Refuse to go on where nothing was ever known. All ranks must take part.
+
+        Raises:
+            VolumeError: of many samples, or of all that there are, nothing is known.
+        """
+        if any(self._metrics.loss):
+            return  # that of an earlier launch, too
+        seen = torch.tensor(float(self._has_known), device=self._device)
+        samples = self._step * self._config.batch_size
+        if self._ranks.add_up(seen) > 0 or not (is_last or samples >= _MOST_UNKNOWN):
+            return
+        raise VolumeError(
+            f"nothing is known of any of the {samples:,} samples of the first {self._step:,} "
+            "steps, so the network has learnt nothing: by target.unlabelled, target.count and the "
+            f"masks no voxel counts. Check these, and the labels, such as "
+            f"{self._config.volumes[0].labels}; with label_weights boxes are sought where labels "
+            "are."
+        )
 
     def _validate(self, stream: SampleStream) -> _Validation:
         network = self._runnable(self._trained.eval())
         losses: list[float] = []
         planes: Json = {}
+        has_known = False
         with torch.no_grad():
             for batch in _all_of(stream):
+                has_known = has_known or _has_known(batch)
                 answered = self._answer(network, batch)
                 if not losses:
                     planes = self._planes(answered)
                 losses.append(float(self._ranks.add_up(self._part_of_loss(answered))))
         self._network.train()
-        return _Validation(sum(losses) / len(losses), planes)
+        known = self._ranks.add_up(torch.tensor(float(has_known), device=self._device))
+        return _Validation(sum(losses) / len(losses) if known > 0 else None, planes)
 
     def _example(self) -> Json:
         """Planes of a sample, after the last step. All ranks must take part."""
@@ -469,135 +538,78 @@ class _Trainer:
         }
 
     def _save(self) -> None:
-        if self._ranks.rank != 0:
-            return
-        path = self._folder / CHECKPOINT
-        unfinished = self._folder / _UNFINISHED
-        with unfinished.open("wb") as file:
-            torch.save(self._state(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-        (self._folder / METRICS).write_text(json.dumps(asdict(self._metrics)))
-
-    def _read_checkpoint(self) -> Json | None:
-        """The checkpoint of an earlier launch of this training, if there is one.
+        """Keep where the training is, and what it has learnt, if that is of numbers.
 
         Raises:
-            StateError: it cannot be read, or is another training's.
+            TrainingDiverged: a weight, or what the optimizer keeps of it, is NaN or infinite.
+            WorkerFault: it cannot be written.
         """
-        path = self._folder / CHECKPOINT
-        if not path.exists():
-            return None
-        try:
-            state: Json = load_checkpoint(path, allow_pickle=False)
-            _check_whole(path)
-            before = dict(state["config"])
-        except Exception as error:  # torch raises whatever the bytes lead to
-            raise _damaged(path, error) from None
-        _check_same(self._config.model_dump(mode="json"), before, path)
-        return state
+        state = self._state()
+        for key in ("network", "average", "optimizer"):
+            name = next(find_not_finite(state[key], key), None)
+            if name is not None:
+                raise self._diverged(
+                    f"after step {self._step}, {name} holds NaN or infinite values"
+                )
+        if self._ranks.rank != 0:
+            return
+        metrics = json.dumps(asdict(self._metrics), allow_nan=False).encode()
+        files: dict[str, Write] = {
+            CHECKPOINT: partial(torch.save, state),
+            METRICS: lambda draft: draft.write(metrics),
+        }
+        replace_files(self._folder, files)
+
+    def _diverged(self, what: str) -> TrainingDiverged:
+        return TrainingDiverged(
+            f"{what}: expected numbers. Nothing is kept of it; the last checkpoint before, if "
+            f"there was one, is in {self._folder}. Look for NaN and for huge values in "
+            "the images (normalize), try a lower optimizer.learning_rate, or precision: float32."
+        )
 
     def _resume(self) -> None:
-        """Go on from the checkpoint that was found, if there was one."""
-        state = self._found
-        self._found = None
+        """Go on from a checkpoint, if there is one.
+
+        Raises:
+            StateError: it cannot be used.
+        """
+        path = self._folder / CHECKPOINT
+        state = read_checkpoint(path, self._config)
         if state is None:
             return
-        path = self._folder / CHECKPOINT
         try:
-            _check_dense(state)
             self._restore(state)
         except StateError as error:
             raise StateError(f"{path}: {error}") from None
         except Exception as error:
-            raise _damaged(path, error) from None
+            raise describe_damage(path, error) from None
 
     def _restore(self, state: Json) -> None:
         """Take everything from a checkpoint, which need not be one that was written here."""
-        step = state["step"]
-        if not isinstance(step, int) or not 0 <= step <= self._config.steps:
-            raise ValueError(f"step {step!r} of {self._config.steps}")
-        self._step = step
+        step = read_step(state["step"], self._config.steps)
         self._stream.load_state_dict(state["stream"])
-        self._network.load_state_dict(state["network"])
+        check_stream(state["stream"], step)
+        self._metrics = read_metrics(state["metrics"], step)
+        load_module(self._network, state["network"], "network")
         if self._average is not None:
-            self._average.load_state_dict(state["average"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._scaler.load_state_dict(state["scaler"])
-        self._metrics = Metrics(**state["metrics"])
+            load_module(self._average, state["average"], "average")
+            check_averaged(state["average"], step)
+        load_optimizer(
+            self._optimizer, state["optimizer"], step, may_be_empty=self._scaler.is_enabled()
+        )
+        load_scaler(self._scaler, state["scaler"])
+        self._step = step
 
 
-def _check_whole(path: Path) -> None:
-    """Compare a checkpoint with its checksums, which PyTorch does not.
-
-    Raises:
-        ValueError: it was changed.
-        zipfile.BadZipFile: as before.
-    """
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"{damaged} was changed")
-
-
-def _damaged(path: Path, error: Exception) -> StateError:
-    return StateError(
-        f"{path} is no checkpoint that can be read ({type(error).__name__}). Remove it to begin "
-        "anew, or put back a copy of it."
-    )
-
-
-def _check_dense(value: object) -> None:
-    """Refuse tensors in containers that are not dense. Raises ValueError."""
-    if isinstance(value, torch.Tensor):
-        fault = tensor_fault(value)
-        if fault is not None:
-            raise ValueError(f"it holds {fault}")
-    elif isinstance(value, dict):
-        for each in value.values():
-            _check_dense(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _check_dense(each)
-
-
-def _refuse_links(folder: Path) -> None:
-    """Refuse links at names that a training writes: somebody's files would be changed.
-
-    Raises:
-        StateError: there is one.
-    """
-    for name in _WRITTEN:
-        if (folder / name).is_symlink():
-            raise StateError(
-                f"{folder / name} is a link, and what it leads to would be changed: remove the "
-                "link, or choose another output"
-            )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder} (output): {error}") from None
+def _has_known(batch: Batch) -> bool:
+    """Whether a target counts anywhere in the samples of this rank."""
+    return any(bool(group["known"].any()) for group in batch.groups)
 
 
 def _all_of(stream: SampleStream) -> Iterator[Batch]:
     """The batches of a stream from its beginning, whatever was taken of it before."""
     stream.load_state_dict({**stream.state_dict(), "step": 0})
     return stream.batches()
-
-
-def _check_same(now: Json, before: Json, path: Path) -> None:
-    is_constant = now["optimizer"]["schedule"] == "constant"
-    free = {*_FREE_KEYS, "steps"} if is_constant else {*_FREE_KEYS}
-    changed = [key for key in now if key not in free and now[key] != before.get(key)]
-    if changed:
-        raise StateError(
-            f"{path} is of a training whose {', '.join(changed)} had other values: going on would "
-            "mix two trainings. Write the former values, or choose another output."
-        )
 
 
 def _device(config: TrainingConfig) -> torch.device:

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from beam_inference.config.job import Channel
 from beam_inference.engines.augmented import symmetries
 from beam_inference.training.symmetry import map_array, map_channels
-from beam_inference.training.targets import Affinities, Boundaries, Classes, Distance
+from beam_inference.training.targets import Affinities, Boundaries, Classes, Distance, Stored
 
 ALL = symmetries("zyx", transpose=True)
 offsets = st.lists(
@@ -103,3 +104,52 @@ def test_offsets_that_say_nothing_are_refused():
         Affinities(offsets=[(0, 0, 1), (0, 0, 1)])
     with pytest.raises(ValidationError, match="an offset of its own"):
         Affinities(offsets=[(0, 0, 0)])
+
+
+def stored(values, valid=None, **keys):
+    values = np.asarray(values)[None, None, None]
+    valid = np.ones((1, *values.shape[1:]), bool) if valid is None else np.array(valid)[None, None]
+    target = Stored(channels=[Channel()], **keys).compute(values, valid.reshape(values.shape))
+    return target.values.ravel().tolist()
+
+
+def test_stored_values_between_0_and_1_are_taken_as_they_are():
+    assert stored(np.float32([0, 0.25, 1])) == [0, 0.25, 1]
+    assert stored(np.array([0, 1, 1], np.uint8)) == [0, 1, 1]
+    assert stored(np.array([False, True])) == [0, 1]
+    assert stored(np.float64([-1e-9, 1 + 1e-7])) == [0, 1]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.uint64])
+def test_the_range_of_integers_stands_for_what_is_said(dtype):
+    info = np.iinfo(dtype)
+    values = np.array([info.min, info.max], dtype)
+    assert stored(values, value_range=(0, 1)) == [0, 1]
+    assert stored(values, value_range=(0.25, 0.75)) == [0.25, 0.75]
+    if dtype == np.uint8:
+        assert stored(np.uint8([51]), value_range=(0, 1)) == [np.float32(0.2)]
+
+
+@pytest.mark.parametrize(
+    ("values", "keys", "message"),
+    [
+        (np.uint8([0, 255]), {}, r"from 0 to 255; .* write target.value_range: \[0, 1\]"),
+        (np.float32([0, 1.01]), {}, "from 0 to 1.01"),
+        (np.float32([-0.5, 1]), {}, "from -0.5 to 1"),
+        (np.float32([0, np.nan]), {}, "values are NaN"),
+        (np.float32([np.inf, -np.inf]), {}, "from -inf to inf"),
+        (np.float64([1e300, 0]), {}, "from 0 to inf"),
+        (np.float32([0, 1]), {"value_range": (0, 1)}, "they are float32, .* remove it"),
+        (np.uint8([0, 255]), {"value_range": (-1, 1)}, "from -1 to 1"),
+    ],
+)
+def test_stored_values_that_cannot_be_learnt_are_refused(values, keys, message):
+    with pytest.raises(ValueError, match=message):
+        stored(values, **keys)
+
+
+def test_stored_values_that_are_unknown_may_be_anything():
+    values = np.float32([np.nan, 0.5, 300])
+    assert stored(values, [False, True, False]) == [0, 0.5, 0]
+    with pytest.raises(ValidationError, match="low < high"):
+        Stored(channels=[Channel()], value_range=(1, 0))

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import random
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +22,17 @@ from helpers import read_volume, write_volume
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from beam_inference.cli.main import main
-from beam_inference.errors import ConfigError, ModelContractError, StateError
+from beam_inference.errors import (
+    ConfigError,
+    ModelContractError,
+    StateError,
+    VolumeError,
+    WorkerFault,
+)
 from beam_inference.training.config import load_training, parse_training
 from beam_inference.training.events import EVENTS
-from beam_inference.training.results import NETWORK_FILE
+from beam_inference.training.output_files import hold_folder
+from beam_inference.training.results import JOB_FILE, NETWORK_FILE, RESULTS
 from beam_inference.training.trainer import CHECKPOINT, TrainingDiverged, train, try_steps
 
 NETWORK = """
@@ -369,10 +378,6 @@ def test_ranks_that_do_not_share_a_folder_are_told(folder):
 
     assert "rank 1 does not find" in launch()
     train(parse_training(keys | {"output": "0/trained"}, folder))
-    (folder / "1" / "trained").mkdir()
-    (folder / "1" / "trained" / "network.py").write_bytes(
-        (folder / "0" / "trained" / "network.py").read_bytes()
-    )
     assert "unlike steps, [2, 0]" in launch()
 
 
@@ -498,6 +503,175 @@ def test_classes_are_learnt_by_numbers(folder, one_thread):
 def test_networks_that_cannot_be_trained_are_told(folder, one_thread, factory, error, message):
     with pytest.raises(error, match=message):
         train(parse_training(values(network={"path": f"networks.py:{factory}"}), folder))
+
+
+def replace_volume(path, values):
+    shutil.rmtree(path)
+    write_volume(path, values)
+
+
+SGD = {"kind": "sgd", "schedule": "constant", "momentum": 0}
+NO_VALIDATION = {"block_shape": [8, 24, 24], "validation": 0, "test": 0}
+
+
+@pytest.mark.parametrize(
+    "split", [{}, {"split": NO_VALIDATION}], ids=["validation", "no validation"]
+)
+@pytest.mark.parametrize("rate", [1e38, 3e38])
+def test_what_the_last_update_has_ruined_is_not_kept(folder, one_thread, split, rate):
+    network = {"residual_unet": {"widths": [2]}}
+    good = values(steps=1, network=network, optimizer=SGD | {"learning_rate": 0.1}) | split
+    train(parse_training(good | {"output": "good"}, folder))
+    bad = good | {"optimizer": SGD | {"learning_rate": rate}}
+    with pytest.raises(TrainingDiverged, match=r"is nan|is inf|holds NaN"):
+        train(parse_training(bad, folder))
+    assert not [each for each in (folder / "trained").iterdir() if each.name != EVENTS]
+
+
+def test_a_buffer_that_is_no_number_is_not_kept(folder, one_thread):
+    """Running statistics of an image of huge values; each step's own loss is a number."""
+    image = read_volume(folder / "em")[0] * np.float32(1e22)
+    replace_volume(folder / "em", image)
+    network = {"residual_unet": {"widths": [2], "normalization": "batch"}}
+    keys = values(network=network, normalize="none", steps=2, augmentation=None)
+    with pytest.raises(TrainingDiverged):
+        train(parse_training(keys, folder))
+    assert not (folder / "trained" / CHECKPOINT).exists()
+
+
+def test_a_training_that_diverges_keeps_the_checkpoint_before(folder, one_thread):
+    network = {"residual_unet": {"widths": [2]}}
+    calm = values(steps=2, network=network, optimizer=SGD | {"learning_rate": 1e-30})
+    train(parse_training(calm, folder))
+    checkpoint = folder / "trained" / CHECKPOINT
+    state = torch.load(checkpoint, weights_only=True)
+    wild = SGD | {"learning_rate": 1e38}
+    state["config"]["optimizer"]["learning_rate"] = 1e38
+    state["config"]["steps"] = 3
+    torch.save(state, checkpoint)
+    before = {path.name: path.read_bytes() for path in (folder / "trained").glob("*.*")}
+    with pytest.raises(TrainingDiverged):
+        train(parse_training(calm | {"steps": 3, "optimizer": wild}, folder))
+    assert {path.name: path.read_bytes() for path in (folder / "trained").glob("*.*")} == before
+
+
+@pytest.mark.parametrize(
+    "target",
+    [{"kind": "affinities", "unlabelled": 0}, {"kind": "classes", "count": 2, "unlabelled": 0}],
+    ids=["affinities", "classes"],
+)
+def test_a_training_of_which_nothing_is_known_is_refused(folder, one_thread, caplog, target):
+    replace_volume(folder / "labels", np.zeros((24, 48, 48), np.uint8))
+    keys = values(target=target, network={"residual_unet": {"widths": [2]}}, steps=4)
+    with pytest.raises(VolumeError, match="nothing is known of any of the 8 samples"):
+        train(parse_training(keys, folder))
+    assert "nothing is known of the 2 samples of the validation after step 3" in caplog.text
+    assert not (folder / "trained" / "weights.safetensors").exists()
+
+
+def test_labels_that_are_rare_need_not_be_in_the_first_samples(folder, one_thread, caplog):
+    labels = np.zeros((24, 48, 48), np.uint8)
+    labels[:8, :24] = 1
+    replace_volume(folder / "labels", labels)
+    keys = values(
+        target={"kind": "affinities", "unlabelled": 0},
+        network={"residual_unet": {"widths": [2]}},
+        split=NO_VALIDATION,
+        batch_size=1,
+        checkpoint_every=1,
+        steps=40,
+    )
+    done = train(parse_training(keys, folder))
+    assert done.metrics.loss[0] == 0 < max(done.metrics.loss)
+
+
+def test_stored_values_of_a_job_are_scaled_where_the_training_says_so(folder, one_thread):
+    stored = read_volume(folder / "labels")[0].astype(np.uint8) * 50
+    replace_volume(folder / "labels", stored)
+    target = {"kind": "stored", "channels": [{}]}
+    keys = values(target=target, network={"residual_unet": {"widths": [2]}}, steps=2)
+    with pytest.raises(VolumeError, match=r"labels cannot be learnt: in \[.*target.value_range"):
+        train(parse_training(keys, folder))
+    done = train(parse_training(keys | {"target": target | {"value_range": [0, 1]}}, folder))
+    assert all(0 < loss < 2 for loss in done.metrics.loss)
+
+
+def test_a_training_that_is_begun_anew_leaves_the_former_results_together(folder, one_thread):
+    unet = {"widths": [2, 2], "pooling": [1, 2, 2]}
+    former = values(steps=2, network={"residual_unet": unet})
+    train(parse_training(former, folder))
+    trained = folder / "trained"
+    results = {name: (trained / name).read_bytes() for name in RESULTS}
+    (trained / CHECKPOINT).unlink()
+    replace_volume(folder / "labels", np.zeros((24, 48, 48), np.uint8))
+    other = former | {
+        "network": {"residual_unet": unet | {"pooling": [1, 1, 1]}},
+        "target": {"kind": "affinities", "unlabelled": 0},
+    }
+    with pytest.raises(VolumeError, match="nothing is known"):
+        train(parse_training(other, folder))
+    assert {name: (trained / name).read_bytes() for name in RESULTS} == results
+
+
+def test_a_job_of_another_network_than_the_weights_is_refused(folder, one_thread, capsys):
+    """As where somebody puts files of two trainings together."""
+    unet = {"widths": [2, 2], "pooling": [1, 2, 2]}
+    train(parse_training(values(steps=1, network={"residual_unet": unet}), folder))
+    source = folder / "trained" / NETWORK_FILE
+    source.write_text(source.read_text().replace("pooling=(1, 2, 2)", "pooling=(1, 1, 1)"))
+    assert main(["run", str(folder / "trained" / "job.yaml")]) == 2
+    assert "network.py and " in (told := capsys.readouterr().err)
+    assert "the job says model.sha256" in told
+
+
+def test_a_kill_between_two_results_leaves_a_job_that_is_refused(folder, one_thread, capsys):
+    unet = {"widths": [2, 2], "pooling": [1, 2, 2]}
+    keys = values(steps=1, network={"residual_unet": unet})
+    trained = folder / "trained"
+    train(parse_training(keys, folder))
+    former = {name: (trained / name).read_bytes() for name in RESULTS}
+    (trained / CHECKPOINT).unlink()
+    keys["network"] = {"residual_unet": unet | {"pooling": [1, 1, 1]}}
+    train(parse_training(keys, folder))
+    for done in range(RESULTS.index(JOB_FILE), 0, -1):
+        name = RESULTS[done]  # in their order, this one and those after it are still the former
+        (trained / name).write_bytes(former[name])
+        assert main(["run", str(trained / JOB_FILE)]) == 2
+        assert "the job says model.sha256" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(folder, one_thread):
+    keys = values(
+        steps=2,
+        network={"residual_unet": {"widths": [8]}},
+        optimizer={"schedule": "constant"},
+    )
+    train(parse_training(keys, folder))
+    before = {path.name: path.read_bytes() for path in (folder / "trained").glob("*.*")}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(WorkerFault, match=r"cannot write .*checkpoint\.pt: File too large"):
+            train(parse_training(keys | {"steps": 4}, folder))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name: path.read_bytes() for path in (folder / "trained").glob("*.*")} == before
+    assert train(parse_training(keys | {"steps": 4}, folder)).steps_done == 2
+
+
+def test_two_launches_do_not_train_into_one_folder(folder, one_thread):
+    config = parse_training(values(steps=1), folder)
+    with hold_folder(folder / "trained", "1"), pytest.raises(StateError, match="another launch"):
+        train(config)
+    assert train(config).steps_done == 1
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, "network.py", "job.unfinished", "metrics.json"])
+def test_a_pipe_in_the_folder_is_not_waited_for(folder, one_thread, name):
+    (folder / "trained").mkdir()
+    os.mkfifo(folder / "trained" / name)
+    with pytest.raises(StateError, match=f"{name} is a pipe"):
+        train(parse_training(values(steps=1), folder))
 
 
 def test_a_checkpoint_of_another_training_is_refused(folder, one_thread):

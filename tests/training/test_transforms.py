@@ -1,15 +1,17 @@
 """Arrays for training: normalised, augmented, with their target."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from beam_inference.config.job import Channel
 from beam_inference.config.normalize import Affine
-from beam_inference.errors import ConfigError
+from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.training.augmentation import Augmentation
 from beam_inference.training.labelled_volumes import Cutout
-from beam_inference.training.targets import Affinities, Stored
+from beam_inference.training.targets import Affinities, Boundaries, Classes, Stored
 from beam_inference.training.transforms import TrainingTransform
 
 SHAPE = (4, 8, 8)
@@ -59,3 +61,31 @@ def test_labels_of_other_channels_are_refused():
         TrainingTransform(Affinities())(
             cutout(np.zeros((2, *SHAPE), np.uint64)), np.random.default_rng(0)
         )
+
+
+def test_stored_values_are_refused_by_volume_and_box():
+    values = np.zeros((1, *SHAPE), np.float32)
+    values[0, 1, 2, 3] = 7
+    made = replace(cutout(values), labels_url="file:///labels")
+    transform = TrainingTransform(Stored(channels=[Channel()]))
+    message = r"file:///labels cannot be learnt: in \[0, 0, 0 to 4, 8, 8\) values lie from 0 to 7"
+    with pytest.raises(VolumeError, match=message):
+        transform(made, np.random.default_rng(0))
+
+
+def test_nan_counts_nothing_where_the_mask_says_so():
+    values = np.full((1, *SHAPE), 0.5, np.float32)
+    values[0, 1] = np.nan
+    transform = TrainingTransform(Stored(channels=[Channel()]), "unit", GEOMETRY)
+    arrays = transform(cutout(values, ~np.isnan(values)), np.random.default_rng(0))
+    assert arrays["known"].sum() == 3 * 64
+    assert (arrays["target"][arrays["known"]] == 0.5).all()
+    assert np.isfinite(arrays["target"]).all()
+
+
+@pytest.mark.parametrize("target", [Affinities(), Classes(count=2), Boundaries()], ids=str)
+def test_labels_of_floats_are_refused_unless_they_are_values(target):
+    made = replace(cutout(np.full((1, *SHAPE), 0.7, np.float32)), labels_url="file:///labels")
+    with pytest.raises(ConfigError, match="file:///labels hold float32; .* made of integers"):
+        TrainingTransform(target)(made, np.random.default_rng(0))
+    TrainingTransform(target)(cutout(np.ones((1, *SHAPE), bool)), np.random.default_rng(0))

@@ -1,0 +1,270 @@
+"""Checkpoints: what is read from one, which need not be one that was written here.
+
+A stranger's is refused by name wherever it does not fit. What decides the course of a training
+comes from the training file alone.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beam_inference.config.fields import Json
+from beam_inference.errors import ModelContractError, StateError
+from beam_inference.foreign_text import describe_error, shorten_value
+from beam_inference.models.tensors import tensor_fault
+from beam_inference.models.weights import load_checkpoint
+from beam_inference.training.config import TrainingConfig
+
+CHECKPOINT = "checkpoint.pt"
+
+_FREE_KEYS = (
+    *("output", "workers", "validation_every", "validation_batches", "checkpoint_every"),
+    *("threads", "cache_bytes", "storage", "partition"),
+)
+"""Keys that may change between two launches of one training."""
+
+
+@dataclass
+class Metrics:
+    """What is known of a training's course.
+
+    Attributes:
+        loss: of each step.
+        validation: step and loss of each validation.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    validation: list[tuple[int, float]] = field(default_factory=list)
+
+
+def read_checkpoint(path: Path, config: TrainingConfig) -> Json | None:
+    """Read the checkpoint of an earlier launch of a training, if there is one.
+
+    Raises:
+        StateError: it cannot be read, or is another training's.
+    """
+    if not path.exists():
+        return None
+    try:
+        state: Json = load_checkpoint(path, allow_pickle=False)
+        _check_whole(path)
+        before = dict(state["config"])
+        _check_dense(state)
+        _check_same(config.model_dump(mode="json"), before, path)
+    except StateError:
+        raise
+    except Exception as error:  # torch raises whatever the bytes lead to
+        raise describe_damage(path, error) from None
+    return state
+
+
+def describe_damage(path: Path, error: Exception) -> StateError:
+    """An error that says that a checkpoint cannot be used, and why."""
+    is_known = isinstance(error, ModelContractError) or type(error) is ValueError
+    reason = str(error) if is_known else describe_error(error)
+    return StateError(
+        f"{path} is no checkpoint that can be read: {reason}. Remove it to begin anew, or put back "
+        "a copy of it."
+    )
+
+
+def find_not_finite(value: object, name: str) -> Iterator[str]:
+    """Names of tensors in containers that hold NaN or infinite values."""
+    if isinstance(value, Tensor):
+        if (value.is_floating_point() or value.is_complex()) and not value.isfinite().all():
+            yield name
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from find_not_finite(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from find_not_finite(each, f"{name}.{number}")
+
+
+def read_step(step: object, steps: int) -> int:
+    """The number of steps that are done. Raises ValueError if there are not as many."""
+    if type(step) is not int or not 0 <= step <= steps:
+        raise ValueError(f"it says step {shorten_value(step)} of {steps}")
+    return step
+
+
+def check_stream(state: Json, step: int) -> None:
+    """Refuse another position of the stream of samples than follows a step. Raises ValueError."""
+    found = state["step"]
+    if type(found) is not int or found != step:
+        raise ValueError(
+            f"it is of step {step}, but its samples go on from step {shorten_value(found)}"
+        )
+
+
+def read_metrics(state: Json, step: int) -> Metrics:
+    """Read losses of as many steps. Raises ValueError where they are none."""
+    losses = state["loss"]
+    if not isinstance(losses, list) or not all(map(_is_finite, losses)) or len(losses) != step:
+        raise ValueError(f"its losses are not {step} finite numbers")
+    judged = []
+    for pair in state["validation"]:
+        after, loss = pair
+        if type(after) is not int or not 0 < after <= step or not _is_finite(loss):
+            raise ValueError(f"one of its validations is {shorten_value(pair)}")
+        judged.append((after, loss))
+    return Metrics(losses, judged)
+
+
+def _is_finite(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
+def load_module(module: nn.Module, state: Json, name: str) -> None:
+    """Give a module the tensors of a checkpoint.
+
+    Args:
+        module: the network, or its average.
+        state: of the checkpoint.
+        name: for messages.
+
+    Raises:
+        ValueError: they do not fit, or are not finite.
+    """
+    own = module.state_dict()
+    if state.keys() != own.keys():
+        raise ValueError(f"its {name} has other parts than the training's")
+    for key, each in own.items():
+        if isinstance(each, Tensor):
+            _check_tensor(state[key], each, f"{name}.{key}")
+    module.load_state_dict(state)
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, state: Json, step: int, *, may_be_empty: bool
+) -> None:
+    """Give an optimizer the moments of a checkpoint, and nothing that decides how they are used.
+
+    Args:
+        optimizer: as the training file says.
+        state: of the checkpoint.
+        step: steps that are done.
+        may_be_empty: whether all steps may have been left out, as mixed precision does.
+
+    Raises:
+        ValueError: they do not fit, or are not finite.
+    """
+    own = optimizer.state_dict()["param_groups"]
+    if [each["params"] for each in state["param_groups"]] != [each["params"] for each in own]:
+        raise ValueError("its optimizer has other parameters than the training's")
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    names = _moments(optimizer)
+    moments = state["state"]
+    if names and step and not moments and not may_be_empty:
+        raise ValueError(f"its optimizer has no state, after {step} steps")
+    for number, found in moments.items():
+        if type(number) is not int or not 0 <= number < len(parameters):
+            raise ValueError("its optimizer has state of parameters that are not there")
+        place = f"optimizer.state.{number}"
+        if found.keys() != names:
+            raise ValueError(f"{place} is not that of {type(optimizer).__name__}")
+        for name, each in found.items():
+            if name == "step":
+                _check_count(each, step, place)
+            else:
+                _check_tensor(each, parameters[number], f"{place}.{name}")
+        if "exp_avg_sq" in names and bool((found["exp_avg_sq"] < 0).any()):
+            raise ValueError(f"{place}.exp_avg_sq has values below zero")
+    copies = {  # in a file, tensors may share their memory
+        number: {name: each.detach().clone() for name, each in found.items()}
+        for number, found in moments.items()
+    }
+    optimizer.load_state_dict({"state": copies, "param_groups": own})
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> set[str]:
+    """What an optimizer keeps of each parameter."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return {"momentum_buffer"} if optimizer.defaults["momentum"] else set()
+    return {"step", "exp_avg", "exp_avg_sq"}
+
+
+def load_scaler(scaler: torch.amp.GradScaler, state: Json) -> None:
+    """Give a scaler of gradients where it was. Raises ValueError where that is no such thing."""
+    own = scaler.state_dict()
+    if state.keys() != own.keys():
+        raise ValueError("its scaler of gradients is not that of the training's precision")
+    if not own:
+        return
+    scale = state["scale"]
+    tracker = state["_growth_tracker"]
+    is_count = type(tracker) is int and 0 <= tracker < own["growth_interval"]
+    if not is_count or not _is_finite(scale) or scale <= 0:
+        raise ValueError("its scaler of gradients has a scale or a count that cannot be")
+    scaler.load_state_dict({**own, "scale": scale, "_growth_tracker": tracker})
+
+
+def check_averaged(state: Json, step: int) -> None:
+    """Refuse an average of other steps than as many. Raises ValueError."""
+    if int(state["n_averaged"]) != step:
+        raise ValueError(f"its average is of {int(state['n_averaged'])} steps, and not of {step}")
+
+
+def _check_count(value: object, step: int, place: str) -> None:
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
+        raise ValueError(f"{place}.step is no number")
+    if not float(value).is_integer() or not 1 <= float(value) <= step:
+        raise ValueError(f"{place}.step is {float(value)}, after {step} steps")
+
+
+def _check_tensor(found: Any, own: Tensor, name: str) -> None:
+    if not isinstance(found, Tensor):
+        raise ValueError(f"{name} is no tensor")
+    if found.dtype != own.dtype or found.shape != own.shape:
+        raise ValueError(
+            f"{name} is {found.dtype} of {list(found.shape)}; expected {own.dtype} of "
+            f"{list(own.shape)}"
+        )
+    if any(find_not_finite(found, name)):
+        raise ValueError(f"{name} holds values that are NaN or infinite")
+
+
+def _check_whole(path: Path) -> None:
+    """Compare a checkpoint with its checksums, which PyTorch does not.
+
+    Raises:
+        ValueError: it was changed.
+        zipfile.BadZipFile: as before.
+    """
+    with zipfile.ZipFile(path) as archive:
+        changed = archive.testzip()
+    if changed is not None:
+        raise ValueError(f"{changed} was changed")
+
+
+def _check_dense(value: object) -> None:
+    """Refuse tensors in containers that are not dense. Raises ValueError."""
+    if isinstance(value, Tensor):
+        fault = tensor_fault(value)
+        if fault is not None:
+            raise ValueError(f"it holds {fault}")
+    elif isinstance(value, dict):
+        for each in value.values():
+            _check_dense(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_dense(each)
+
+
+def _check_same(now: Json, before: Json, path: Path) -> None:
+    is_constant = now["optimizer"]["schedule"] == "constant"
+    free = {*_FREE_KEYS, "steps"} if is_constant else {*_FREE_KEYS}
+    changed = [key for key in now if key not in free and now[key] != before.get(key)]
+    if changed:
+        raise StateError(
+            f"{path} is of a training whose {', '.join(changed)} had other values: going on would "
+            "mix two trainings. Write the former values, or choose another output."
+        )
