@@ -211,6 +211,8 @@ class _Trainer:
         self._metrics = Metrics()
         self._step = 0
         self._has_known = False
+        # such as a mask of minus infinity, which is no result of training
+        self._constants = frozenset(find_not_finite(dict(self._network.named_buffers()), ""))
 
     def run(self) -> TrainingOutcome:
         """Take the steps that are left, and write the results."""
@@ -546,8 +548,9 @@ class _Trainer:
         """
         state = self._state()
         for key in ("network", "average", "optimizer"):
-            name = next(find_not_finite(state[key], key), None)
-            if name is not None:
+            for name in find_not_finite(state[key], key):
+                if name.removeprefix("network.").removeprefix("average.module.") in self._constants:
+                    continue
                 raise self._diverged(
                     f"after step {self._step}, {name} holds NaN or infinite values"
                 )

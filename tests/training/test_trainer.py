@@ -102,6 +102,18 @@ class Several(nn.Module):
 def several():
     return Several()
 
+class Masked(nn.Module):
+    # a constant that is kept with the weights, as masks of attention are
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv3d(1, 3, 1)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    def forward(self, batch):
+        return self.inner(batch) + self.mask.exp().sum()
+
+def masked():
+    return Masked()
+
 def nan():
     class Nan(nn.Module):
         def __init__(self):
@@ -537,6 +549,17 @@ def test_a_buffer_that_is_no_number_is_not_kept(folder, one_thread):
     with pytest.raises(TrainingDiverged):
         train(parse_training(keys, folder))
     assert not (folder / "trained" / CHECKPOINT).exists()
+
+
+def test_constants_that_are_not_finite_are_kept(folder, one_thread):
+    network = {"path": "networks.py:masked"}
+    train(parse_training(values(steps=2, network=network), folder))
+    assert torch.isinf(weights(folder)["mask"][1])
+    optimizer = {"kind": "sgd", "learning_rate": 0.01, "schedule": "constant"}
+    same = {"network": network, "optimizer": optimizer, "output": "more"}
+    train(parse_training(values(steps=2, **same), folder))
+    train(parse_training(values(steps=4, **same), folder))
+    assert torch.isinf(weights(folder, "more")["mask"][1])
 
 
 def test_a_training_that_diverges_keeps_the_checkpoint_before(folder, one_thread):
