@@ -1010,8 +1010,9 @@ _LETTERS_OF_ADDRESSES = set(string.ascii_letters + string.digits + "._-/")
 @cache
 def _training() -> tuple[dict[str, Any], bytes]:
     """What a training file says, and the checkpoint of that training after its only step."""
-    from beam_inference.training.checkpoint import CHECKPOINT, train
+    from beam_inference.training.checkpoint import CHECKPOINT
     from beam_inference.training.config import parse_training
+    from beam_inference.training.trainer import train
 
     folder = Path(tempfile.mkdtemp())  # a checkpoint is of volumes that lie where they lay
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -1037,8 +1038,9 @@ def _training() -> tuple[dict[str, Any], bytes]:
 
 def _parse_checkpoint(content: bytes, folder: Path) -> object:
     """Go on with a training from a checkpoint; if that is sound, nothing is left to do."""
-    from beam_inference.training.checkpoint import CHECKPOINT, train
+    from beam_inference.training.checkpoint import CHECKPOINT
     from beam_inference.training.config import parse_training
+    from beam_inference.training.trainer import train
 
     (folder / "trained").mkdir()
     (folder / "trained" / CHECKPOINT).write_bytes(content)
