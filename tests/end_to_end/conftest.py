@@ -47,11 +47,19 @@ def slow_exchange_job(volume_in, tmp_path):
     return job_and_result(volume_in, tmp_path, "slow", {}, "exchange")
 
 
+SLOWLY = {"operator": "own", "function": "toy_networks:slowly", "output_channels": 1}
+
+
+@pytest.fixture
+def long_job(volume_in, tmp_path):
+    """A job of 0.6 s a chunk: a second worker comes while there is something left to do."""
+    return job_and_result(volume_in, tmp_path, "slow", {}, postprocess=[SLOWLY] * 3)
+
+
 @pytest.fixture
 def slow_merge_job(volume_in, tmp_path):
     """Likewise, and the second stage, too, takes its time."""
-    slowly = {"operator": "own", "function": "toy_networks:slowly", "output_channels": 1}
-    return job_and_result(volume_in, tmp_path, "slow", {}, "exchange", [slowly])
+    return job_and_result(volume_in, tmp_path, "slow", {}, "exchange", [SLOWLY])
 
 
 @pytest.fixture

@@ -113,13 +113,14 @@ def test_a_wrong_network_is_told_by_a_worker_of_a_pool(open_job, job_service, tm
 
 
 @pytest.mark.slow
-def test_processes_of_the_local_runner(conv_job, tmp_path):
-    path, expected = conv_job
+def test_processes_of_the_local_runner(long_job, tmp_path):
+    path, expected = long_job  # of a quick one the first process leaves the second nothing
     flags = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     run = subprocess.run(
-        [sys.executable, "-m", "beam_inference", "run", path, *flags],
+        [sys.executable, "-m", "beam_inference", "run", path, *flags, "--set=job.run_length=1"],
         capture_output=True,
         timeout=110,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert run.returncode == 0, run.stderr
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
