@@ -1,6 +1,7 @@
 """Boxes for annotators: what is exported, and how corrected labels come back into training."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -306,6 +307,33 @@ def test_a_record_that_names_a_training_is_refused(workplace):
     path.write_text(json.dumps({**json.loads(path.read_text()), "training": "evil.yaml"}))
     with pytest.raises(ConfigError, match=r"boxes.json is not what boxes wrote: training"):
         take(workplace)
+
+
+def test_a_record_that_is_a_pipe_is_not_waited_for(workplace):
+    export(workplace)
+    path = workplace / "worst" / "boxes.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=r"cannot read .*boxes\.json"):
+        take(workplace)
+
+
+def test_a_box_that_is_listed_twice_is_refused(workplace):
+    export(workplace)
+    path = workplace / "worst" / "boxes.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"boxes": [*record["boxes"], record["boxes"][0]]}))
+    with pytest.raises(StateError, match="lists a box twice"):
+        take(workplace)
+
+
+def test_a_place_beyond_the_volume_is_left_out(workplace):
+    path = workplace / "evaluation.json"
+    values = json.loads(path.read_text())
+    far = {"start": [0, 0, 0], "stop": [2**39] * 3}
+    values["places"].insert(0, values["places"][0] | {"box": far})
+    path.write_text(json.dumps(values))
+    assert len(export(workplace).record.boxes) == 3
 
 
 @pytest.mark.parametrize("place", ["corrected", "corrected/box_0001", "second.yaml"])

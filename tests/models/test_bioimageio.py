@@ -1,7 +1,9 @@
 """How bioimage.io packages are run, as keys of a job file; their own examples; what is refused."""
 
+import os
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import bioimageio_packages as made
@@ -536,3 +538,25 @@ def test_the_name_of_the_description_may_have_a_beginning(tmp_path):
     folder = made.make_package(tmp_path / "p")
     (folder / "bioimageio.yaml").rename(folder / "net.bioimageio.yaml")
     assert try_package(str(folder), None).is_passed
+
+
+def test_a_package_that_answers_no_numbers_does_not_pass(tmp_path, monkeypatch):
+    folder = made.make_package(tmp_path / "p")
+    test = try_package(str(folder), None)
+    assert test.is_passed
+    assert not replace(test, lowest=float("nan"), highest=float("nan"), difference=None).is_passed
+    assert not replace(test, highest=float("inf"), difference=0.0).is_passed
+
+
+def test_an_example_whose_result_is_not_finite_judges_nothing(tmp_path):
+    folder = made.make_package(tmp_path / "p", after=lambda answer: np.full_like(answer, np.inf))
+    with pytest.raises(ModelContractError, match="holds NaN or infinite values"):
+        try_package(str(folder), None)
+
+
+def test_a_description_that_is_a_pipe_is_not_waited_for(tmp_path):
+    folder = made.make_package(tmp_path / "p")
+    (folder / "bioimageio.yaml").unlink()
+    os.mkfifo(folder / "bioimageio.yaml")
+    with pytest.raises(ModelContractError, match="is no file"):
+        try_package(str(folder), None)

@@ -175,6 +175,8 @@ def test_preprocessing(transforms, normalize, tmp_path):
             {"after": [transform("AsDiscreted", argmax=True), transform("Activationsd")]},
             "follows one that makes labels",
         ),
+        ({"after": [transform("Activationsd", softmax=True, sigmoid=True)]}, "sigmoid and softmax"),
+        ({"after": [transform("AsDiscreted", threshold=True)]}, "a threshold, true|True"),
         ({"inferer": {"_target_": "SimpleInferer"}}, "SimpleInferer is not known here"),
         ({"inferer": {"roi_size": [96, 96]}}, r"has roi_size \[96, 96\]"),
         ({"inferer": {"roi_size": "$[96]"}}, r"inferer\.roi_size is the expression"),
