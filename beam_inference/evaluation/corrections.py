@@ -12,7 +12,7 @@ import yaml
 
 from beam_inference.arrays import AnyArray
 from beam_inference.conversion.find_source import find_source
-from beam_inference.errors import ConfigError, StateError, VolumeError
+from beam_inference.errors import ConfigError, StateError, VolumeError, WorkerFault
 from beam_inference.evaluation.boxes import (
     RECORD_FILE,
     BoxesRecord,
@@ -31,7 +31,7 @@ from beam_inference.training.config import (
     load_training,
 )
 from beam_inference.training.results import WEIGHTS
-from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.kvstores import LOCAL, refuse_link
 from beam_inference.volumes.opening import open_volume
 
 _CORRECTED = "corrected"
@@ -158,11 +158,10 @@ def _find_judged(
 
 def _refuse_links(target: Path) -> None:
     """Refuse a link where a corrected volume is written. Raises StateError."""
-    for place in (target.parent, target):
-        if place.is_symlink():
-            raise StateError(
-                f"{place} is a link, and what it leads to would be changed: remove the link"
-            )
+    try:
+        refuse_link(target.absolute().as_uri())
+    except WorkerFault as error:  # nothing runs yet: it is the user's to mend
+        raise StateError(str(error)) from None
 
 
 def _shows(volume: VolumeConfig, judged: VolumeConfig) -> bool:

@@ -39,9 +39,8 @@ from beam_inference.job.stage_witnesses import Testimony
 from beam_inference.segmentation.numbering import (
     DoChunk,
     Stage,
-    WitnessedStage,
-    for_each_plan,
     stage_for_each,
+    witnessed_stage_for_each,
 )
 from beam_inference.segmentation.scratch import Arrays
 
@@ -60,12 +59,7 @@ def evaluation_stages(*plans: EvaluationPlan) -> tuple[Stage, ...]:
     plan = plans[0]
     is_map = plan.kind == "map"
     return (
-        WitnessedStage(
-            "count",
-            plan.grid.count * len(plans),
-            for_each_plan(plan.grid.count, plans, count_chunks),
-            for_each_plan(plan.grid.count, plans, hear_counted),
-        ),
+        witnessed_stage_for_each("count", plan.grid.count, plans, count_chunks, hear_counted),
         stage_for_each("sum", 1, plans, sum_maps if is_map else sum_labels),
         stage_for_each("rank", plan.grid.count, plans, rank),
         stage_for_each("gather", 1, plans, gather),

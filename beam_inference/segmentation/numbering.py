@@ -86,10 +86,34 @@ def stage_for_each(
         plans: the plans; all chunks of the first come first.
         make: a picklable function that makes the worker of one plan.
     """
-    return Stage(name, count * len(plans), for_each_plan(count, plans, make))
+    return Stage(name, count * len(plans), _for_each_plan(count, plans, make))
 
 
-def for_each_plan(
+def witnessed_stage_for_each(
+    name: str,
+    count: int,
+    plans: Sequence[Plan],
+    make: Callable[[Plan], DoChunk],
+    hear: Callable[[Plan], Testimony],
+) -> WitnessedStage:
+    """Make one stage as :func:`stage_for_each` does, which can compare what it wrote.
+
+    Args:
+        name: name of the stage.
+        count: its chunks for one plan.
+        plans: the plans; all chunks of the first come first.
+        make: a picklable function that makes the worker of one plan.
+        hear: a picklable function that makes the comparison of one plan.
+    """
+    return WitnessedStage(
+        name,
+        count * len(plans),
+        _for_each_plan(count, plans, make),
+        _for_each_plan(count, plans, hear),
+    )
+
+
+def _for_each_plan(
     count: int, plans: Sequence[Plan], make: Callable[[Plan], Callable[[int], Answer]]
 ) -> Callable[[], Callable[[int], Answer]]:
     """Make a picklable function that makes one function of chunks of several plans.

@@ -37,15 +37,14 @@ from beam_inference.segmentation.labelling import STEPS, arrange_labels, planes_
 from beam_inference.segmentation.numbering import (
     DoChunk,
     Stage,
-    WitnessedStage,
     faces_after,
-    for_each_plan,
     hear_ids,
     ids_of,
     numbering_stages,
     save_chunk,
     save_pairs,
     stage_for_each,
+    witnessed_stage_for_each,
     write_ids,
 )
 from beam_inference.segmentation.plans import SegmentationPlan
@@ -93,12 +92,7 @@ def segment_stages(*plans: SegmentationPlan) -> tuple[Stage, ...]:
             stage_for_each(f"settle{tier}", _groups(plan, tier), plans, partial(settle, tier))
             for tier in range(top - 1, 0, -1)
         ),
-        WitnessedStage(
-            "paint",
-            chunks * len(plans),
-            for_each_plan(chunks, plans, paint),
-            for_each_plan(chunks, plans, hear_painted),
-        ),
+        witnessed_stage_for_each("paint", chunks, plans, paint, hear_painted),
         stage_for_each("tabulate", 1, plans, tabulate),
         Stage("clean", 1, partial(clean, plan)),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from beam_inference.errors import ConfigError, StateError, WorkerFault
+from beam_inference.volumes.conditional_writes import sync_folder
 from beam_inference.volumes.file_locks import hold_lock
 
 LOCK = "training.lock"
@@ -148,7 +149,7 @@ def replace_files(folder: Path, files: Mapping[str, Write]) -> None:
             _write_draft(path, write)
         for path in paths:
             draft_of(path).replace(path)
-            _sync_folder(folder)
+            sync_folder(folder)
     except OSError as error:
         raise WorkerFault(
             f"cannot write the files of the training in {folder}: {error.strerror}. Make room, or "
@@ -177,11 +178,3 @@ def _write_draft(path: Path, write: Write) -> None:
             "unfinished file is removed. Make room, or let this user write there, and give the "
             "command again: it goes on from the last checkpoint."
         ) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -122,13 +122,14 @@ def _create_file(path: Path, value: str, *, durable: bool) -> bool:
         except FileExistsError:
             return False
         if durable:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         return True
     finally:
         draft.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a local folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -290,9 +290,10 @@ def test_the_command_prints_json_writes_a_page_and_leaves_nothing(volumes, tmp_p
     assert "variation of information: " in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_an_evaluation_that_failed_does_not_go_on_with_another_output(volumes, tmp_path, capsys):
-    output, labels, truth, _ = volumes
+@pytest.fixture
+def failed(volumes, tmp_path, capsys):
+    """The command of an evaluation that failed by a damaged block, which is whole again."""
+    output, labels, _, _ = volumes
     block = min(
         path for path in (tmp_path / "labels").rglob("*") if path.is_file() and "-" in path.name
     )
@@ -301,29 +302,27 @@ def test_an_evaluation_that_failed_does_not_go_on_with_another_output(volumes, t
     words = ["evaluate", output, labels, "--cell_shape=8x8x8", "--chunk_shape=24x32x16"]
     words.append(f"--state={tmp_path / 'records'}")
     assert main(words) == 1
+    assert "cannot read" in capsys.readouterr().out
     block.write_bytes(content)
+    return words
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_failed_does_not_go_on_with_another_output(
+    failed, volumes, tmp_path, capsys
+):
+    _, _, truth, _ = volumes
     shutil.rmtree(tmp_path / "objects")
     write_volume(tmp_path / "objects", truth, block_shape=(8, 8, 8))
-    assert main(words) == 2
+    assert main(failed) == 2
     assert "does not hold what its source gives" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_failed_continues(volumes, tmp_path, capsys):
-    output, labels, _, _ = volumes
-    block = next(
-        path for path in (tmp_path / "labels").rglob("*") if path.is_file() and "-" in path.name
-    )
-    content = block.read_bytes()
-    block.write_bytes(b"damaged")
-    words = ["evaluate", output, labels, "--cell_shape=8x8x8", "--chunk_shape=24x32x16"]
-    words.append(f"--state={tmp_path / 'records'}")
-    assert main(words) == 1
-    assert "cannot read" in capsys.readouterr().out
+def test_an_evaluation_that_failed_continues(failed, tmp_path, capsys):
     done = list((tmp_path / "records").rglob("count/done/**/*.json"))
     assert done
-    block.write_bytes(content)
-    assert main(words) == 0
+    assert main(failed) == 0
     assert "adapted Rand error" in capsys.readouterr().out
     assert not [path for path in (tmp_path / "records").rglob("*") if path.is_file()]
 
