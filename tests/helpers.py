@@ -26,7 +26,7 @@ from beam_inference.geometry.plan import InferencePlan, make_plan
 from beam_inference.job.messages import Launch
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.launch.prepare import prepare
-from beam_inference.operators.level_counts import plan_level_stages
+from beam_inference.operators.level_stages import plan_level_stages
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
 from beam_inference.volumes.provenance import KEY
@@ -78,10 +78,12 @@ def write_volume(
     return spec.url
 
 
-def write_levels(url: str, folder: Path) -> Path:
+def write_levels(url: str, folder: Path, *, finds_object: bool = False) -> Path:
     """Write the file that ``beam-inference levels`` writes of a volume, without Beam."""
     target = f"file://{folder}/levels.json"
-    for stage in plan_level_stages(url, target, scale=0, channel=None, storage=Storage()):
+    for stage in plan_level_stages(
+        url, target, scale=0, channel=None, storage=Storage(), finds_object=finds_object
+    ):
         for index in range(stage.count):
             stage.make_worker()(index)
     return folder / "levels.json"

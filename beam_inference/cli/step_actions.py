@@ -17,6 +17,7 @@ from beam_inference.config.job_file import absolute_path
 from beam_inference.config.places import Places
 from beam_inference.config.steps import CommandLine, Steps, check_order, places_of
 from beam_inference.errors import ConfigError
+from beam_inference.volumes.holes import holes_url
 from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class CommandAction:
         """The places that it reads and writes."""
         written = [url_of(getattr(self.options, self.kind.written))]
         if self.kind.run is volumes.levels:
-            written.append(self._records_url)
+            written += [self._records_url, holes_url(written[0])]
         return Places(
             tuple(url_of(path) for name in self.kind.read for path in self._paths(name)),
             tuple(written),

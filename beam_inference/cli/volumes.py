@@ -398,6 +398,7 @@ class LevelsOptions(PipelineOptions):
     to: str
     scale: int
     channel: list[int] | None
+    object: bool
     overwrite: bool
     json: bool
 
@@ -430,6 +431,11 @@ def _add_levels(subparsers: Subparsers) -> None:
         "--channel", type=int, action="append", metavar="C", help="only this channel; repeatable"
     )
     parser.add_argument(
+        "--object",
+        action="store_true",
+        help="also count the inside of the object alone, for of: object",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="count again, after the volume was changed"
     )
     add_json(parser)
@@ -455,6 +461,7 @@ def levels(options: LevelsOptions) -> int:
             flags=options.beam_flags,
             overwrite=options.overwrite,
             beside=beside,
+            finds_object=options.object,
         )
     target = url_of(options.to)
     if options.json:
@@ -477,6 +484,7 @@ def levels_plan(options: LevelsOptions) -> LevelsPlan:
         channel=options.channel,
         storage=storage_of_environment(LOCAL),
         beside=beside,
+        finds_object=options.object,
     )
 
 

@@ -146,9 +146,12 @@ class Statistics(Model):
     """Numbers of each channel, that a levels file holds."""
 
     levels: Url = Field(description="a file that beam-inference levels has made of the input")
-    of: Literal["volume", "nonzero_box"] = Field(
+    of: Literal["volume", "nonzero_box", "object"] = Field(
         "volume",
-        description="all voxels, or those in the bounding box of all that are not zero",
+        description=(
+            "all voxels, those in the bounding box of all that are not zero, or those inside the "
+            "object alone, which are then changed alone"
+        ),
     )
 
 
@@ -176,6 +179,15 @@ class QuantileClipStep(_Step):
     """Values beyond two quantiles of the volume become these."""
 
     clip: Quantiles
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.clip.of == "object":
+            raise ValueError(
+                "clip: of: object is not known: only standard and rescale change the inside of an "
+                "object alone"
+            )
+        return self
 
 
 class QuantileRange(Quantiles, _Division):
@@ -205,6 +217,33 @@ class LevelsStandardStep(_Step):
     """``(value - mean) / std``, of the volume, as the steps before have changed it."""
 
     standard: MomentsFromLevels
+
+
+class Holes(Model):
+    """Zeros inside an object, which a part of the volume does not tell from background."""
+
+    path: Url = Field(description="folder of holes that beam-inference levels has made")
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = Field(
+        description="hash of the index in it"
+    )
+
+
+class ObjectMoments(Moments):
+    """A mean and a standard deviation of what is inside an object."""
+
+    of: Literal["object"]
+    holes: Holes | None = Field(None, description="zeros that are inside, too; default none")
+
+
+class ObjectStandardStep(_Step):
+    """``(value - mean) / std`` inside an object alone; outside, where all is zero, it stays so."""
+
+    standard: ObjectMoments
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Length of each list with a number for each channel, by its key."""
+        return _list_lengths(self.standard, "mean", "std")
 
 
 class PatchMoments(_Deviation):
@@ -245,6 +284,7 @@ _KINDS_BY_KEY = {
     "standard": {
         "levels": "levelsstandardstep",
         "by": "patchstandardstep",
+        "of": "objectstandardstep",
         "": "standardstep",
     },
     "rescale": {"": "rescalestep"},
@@ -269,7 +309,9 @@ def _check_step(value: object) -> object:
     return value
 
 
-DefiniteStep: TypeAlias = ClipStep | AffineStep | StandardStep | PatchStandardStep
+DefiniteStep: TypeAlias = (
+    ClipStep | AffineStep | StandardStep | ObjectStandardStep | PatchStandardStep
+)
 """A step whose numbers are known, or follow from a patch."""
 LevelsStep: TypeAlias = QuantileClipStep | RescaleStep | LevelsStandardStep
 """A step whose numbers are made of a levels file."""
@@ -280,6 +322,7 @@ _Definite = (
     Annotated[ClipStep, Tag("clipstep")]
     | Annotated[AffineStep, Tag("affinestep")]
     | Annotated[StandardStep, Tag("standardstep")]
+    | Annotated[ObjectStandardStep, Tag("objectstandardstep")]
     | Annotated[PatchStandardStep, Tag("patchstandardstep")]
 )
 
@@ -327,6 +370,28 @@ def sees_patches(normalize: object) -> bool:
     return any(isinstance(step, PatchStandardStep) for step in steps)
 
 
+def object_steps(normalize: object) -> list[ObjectStandardStep]:
+    """The steps of a normalisation that change the inside of an object alone."""
+    steps = normalize if isinstance(normalize, tuple) else ()
+    return [step for step in steps if isinstance(step, ObjectStandardStep)]
+
+
+def holes_of(normalize: object) -> Holes | None:
+    """The holes of the object whose inside a normalisation changes alone; None if it has none.
+
+    Raises:
+        ValueError: two steps name other ones.
+    """
+    named = [step.standard.holes for step in object_steps(normalize)]
+    hashes = {None if holes is None else holes.sha256 for holes in named}
+    if len(hashes) > 1:
+        raise ValueError(
+            "normalize: its steps are for the inside of several objects, and a job has one: take "
+            "all of them from one levels file"
+        )
+    return named[0] if named else None
+
+
 def levels_files(normalize: object) -> list[str]:
     """The levels files that a normalisation, or any other value, names."""
     if isinstance(normalize, FromLevels):
@@ -336,7 +401,7 @@ def levels_files(normalize: object) -> list[str]:
 
 
 def rename_levels(normalize: Normalize, rename: Callable[[str], str]) -> Normalize:
-    """A normalisation with other names of its levels files."""
+    """A normalisation with other names of its levels files, and of the holes beside them."""
     if isinstance(normalize, FromLevels):
         return normalize.model_copy(update={"levels": rename(normalize.levels)})
     if not isinstance(normalize, tuple):
@@ -345,6 +410,12 @@ def rename_levels(normalize: Normalize, rename: Callable[[str], str]) -> Normali
 
 
 def _rename_step(step: Step, rename: Callable[[str], str]) -> Step:
+    if isinstance(step, ObjectStandardStep):
+        holes = step.standard.holes
+        renamed = holes and holes.model_copy(update={"path": rename(holes.path)})
+        return step.model_copy(
+            update={"standard": step.standard.model_copy(update={"holes": renamed})}
+        )
     taken = statistics_of(step)
     if taken is None:
         return step
@@ -361,6 +432,7 @@ def dump_normalize(normalize: Normalize) -> object:
 
 def check_listed(steps: Sequence[Step], channels: int) -> None:
     """Refuse lists that do not have a value for each of so many channels. Raises ValueError."""
+    holes_of(steps)
     for number, step in enumerate(steps):
         chosen = list(range(channels)) if step.channels is None else step.channels
         if len(set(chosen)) < len(chosen) or max(chosen) >= channels:
@@ -368,7 +440,7 @@ def check_listed(steps: Sequence[Step], channels: int) -> None:
                 f"normalize.{number}: channels {chosen} must be different ones of 0 … "
                 f"{channels - 1}, the input_channels"
             )
-        if not isinstance(step, (ClipStep, AffineStep, StandardStep)):
+        if not isinstance(step, (ClipStep, AffineStep, StandardStep, ObjectStandardStep)):
             continue
         for key, length in step.lengths.items():
             if length != len(chosen):
@@ -388,11 +460,21 @@ def check_undone(normalize: Normalize, input_channels: int, output_channels: int
         raise ValueError(
             "denormalize cannot undo what is done by section: normalise by the whole volume"
         )
+    if isinstance(normalize, tuple) and any(map(_is_of_object, normalize)):
+        raise ValueError(
+            "denormalize cannot undo what is done inside an object alone: normalise all of the "
+            "volume (of: nonzero_box)"
+        )
     if input_channels != output_channels and isinstance(normalize, tuple):
         raise ValueError(
             f"denormalize undoes the steps of each channel, but input_channels is {input_channels} "
             f"and output_channels {output_channels}: they must be equal"
         )
+
+
+def _is_of_object(step: Step) -> bool:
+    taken = statistics_of(step)
+    return isinstance(step, ObjectStandardStep) or (taken is not None and taken.of == "object")
 
 
 def normalization_kind(value: object) -> str:

@@ -67,6 +67,9 @@ ALWAYS = frozenset({"operator"})
 _FILES = frozenset({"path", "weights", "sha256"})
 """Keys that say where a network lies, which its hash stands for."""
 
+_PLACES = {"Holes": frozenset({"path"})}
+"""Keys inside sections that say where something lies, which a hash beside them stands for."""
+
 _OF_NETWORK = ("parameters",)
 """Keys of an engine's description that are the same for every engine."""
 
@@ -271,6 +274,7 @@ def identify(section: BaseModel, without: frozenset[str] = frozenset()) -> Json:
     if not kind.__module__.startswith("beam_inference."):
         return {key: _as_json(value) for key, value in section if key not in without}
     first = FIRST_KEYS.get(kind.__name__.removeprefix("Definite"), frozenset()) | ALWAYS
+    without |= _PLACES.get(kind.__name__, frozenset())
     fields = kind.model_fields
     return {
         key: _as_json(value)

@@ -12,7 +12,14 @@ from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
 from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.job import OUTPUT, JobConfig
-from beam_inference.config.normalize import Affine, Sections
+from beam_inference.config.normalize import (
+    Affine,
+    Normalize,
+    Sections,
+    holes_of,
+    object_steps,
+)
+from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Bounds, LevelsBox, ResampleBack
 from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
@@ -24,8 +31,13 @@ from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import AnyNormalization, Normalization, unit
-from beam_inference.operators.normalize_steps import StepwiseNormalization
+from beam_inference.operators.normalize_steps import (
+    StepwiseNormalization,
+    normalize_inside,
+    split_steps,
+)
 from beam_inference.volumes.further_input import fit_to_input
+from beam_inference.volumes.holes import open_holes
 from beam_inference.volumes.input_volume import (
     FurtherVolume,
     InputVolume,
@@ -34,6 +46,7 @@ from beam_inference.volumes.input_volume import (
     resampling_to_output,
 )
 from beam_inference.volumes.mask import open_mask
+from beam_inference.volumes.object_volume import open_object
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
@@ -50,15 +63,33 @@ def open_input(config: JobConfig, cache_bytes: Sequence[int] = ()) -> InputVolum
 
     Errors are those of :func:`beam_inference.volumes.opening.open_source`,
     :func:`beam_inference.volumes.input_volume.as_input`,
-    :func:`beam_inference.volumes.further_input.fit_to_input` and
-    :func:`beam_inference.volumes.mask.open_mask`.
+    :func:`beam_inference.volumes.further_input.fit_to_input`,
+    :func:`beam_inference.volumes.mask.open_mask` and :func:`with_object`.
     """
     of_first, *of_further = cache_bytes or [0] * (1 + len(config.inputs))
     volume = _open_first_input(config, of_first)
     for number, kept in enumerate(of_further):
         further = _open_further_input(config, number, volume, kept)
         volume = replace(volume, further=(*volume.further, further))
-    return volume
+    return with_object(volume, config.model.normalize, config.storage)
+
+
+def with_object(volume: InputVolume, normalize: Normalize, storage: Storage) -> InputVolume:
+    """An input beside which the object is read that it shows, if a normalisation asks for that.
+
+    Args:
+        volume: the input.
+        normalize: the normalisation; one that names levels files asks for nothing yet.
+        storage: how the holes of the object are reached.
+
+    Raises:
+        ConfigError: the holes are absent, or of another volume.
+    """
+    if not object_steps(normalize):
+        return volume
+    named = holes_of(normalize)
+    holes = None if named is None else open_holes(named.path, named.sha256, storage)
+    return replace(volume, inside=open_object(volume, holes))
 
 
 def _limits_of(config: JobConfig, before: int, channels: int) -> tuple[tuple[float, float], ...]:
@@ -181,7 +212,7 @@ def voxel_size_nm(config: JobConfig, volume: Volume) -> VoxelSizeNm | None:
     return (z, y, x)
 
 
-def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray:
+def cutout(config: DefiniteConfig, volume: InputVolume, box: BoundingBox) -> AnyArray:
     """Read the voxels that patches are cut out of.
 
     Args:
@@ -190,8 +221,9 @@ def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray
         box: the voxels wanted, which may lie beyond the volume.
 
     Returns:
-        Array (C, Z, Y, X): stored values, in the volume's dtype; with levels by section they are
-        normalised already, in float32.
+        Array (C, Z, Y, X): stored values, in the volume's dtype. With levels by section they are
+        normalised already, in float32; and so they are by the steps up to the last one that changes
+        the inside of an object alone.
 
     Raises:
         TransientReadError, PermanentReadError: see
@@ -204,6 +236,9 @@ def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray
     array = volume.cutout(box, fill, value, config.job.timeouts.read)
     if isinstance(normalize, Sections):
         return by_section(array, source_sections(box, volume.bounds, fill), normalize)
+    if volume.inside is not None and isinstance(normalize, tuple):
+        inside = volume.inside.cutout(box, fill, 0.0, config.job.timeouts.read)
+        return normalize_inside(array, inside[0], split_steps(normalize)[0])
     return array
 
 
@@ -226,7 +261,7 @@ def make_normalization(
         ConfigError: ``normalize`` is "unit" and the volume has floats.
     """
     if isinstance(normalize, tuple):
-        return StepwiseNormalization(normalize, is_undone)
+        return StepwiseNormalization(split_steps(normalize)[1], is_undone)
     made = Normalization()
     if isinstance(normalize, Affine):
         made = Normalization(normalize.scale, normalize.offset, normalize.clip)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from beam_inference.config.fields import Frozen, Json
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job_file import rename_paths
-from beam_inference.config.normalize import rename_levels
+from beam_inference.config.normalize import holes_of, rename_levels
 from beam_inference.config.storage import Storage
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.recorded_paths import RecordedPaths
@@ -223,6 +223,9 @@ def _needed_files(job: ResolvedJob, paths: RecordedPaths) -> Iterator[NeededFile
     for key, path in volumes.items():
         if path is not None:
             yield NeededFile(key=key, name=name(path))
+    holes = holes_of(config.model.normalize)
+    if holes is not None:
+        yield NeededFile(key="model.normalize", name=name(holes.path), sha256=holes.sha256)
     for file in hash_files(local_model(config.model, config.storage, job.model_sha256)):
         yield NeededFile(key=file.key, name=file.name, sha256=file.sha256)
     if job.quantized_sha256 is not None:

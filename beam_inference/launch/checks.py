@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from beam_inference.arrays import AnyDtype
 from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, JobConfig, network_keys
-from beam_inference.config.normalize import Sections
+from beam_inference.config.normalize import Sections, holes_of
 from beam_inference.config.operators import Operator
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
@@ -104,6 +104,11 @@ def check_paths(config: JobConfig, place: Place) -> None:
         for number, operator in enumerate(single.postprocess):
             key = f"{operator_key(number, output)}.function"
             named += [(key, path) for path in operator.needed_files]
+    _check_reachable(named)
+
+
+def _check_reachable(named: Iterable[tuple[str, str | None]]) -> None:
+    """Refuse paths of this machine, by the keys that name them."""
     for key, path in named:
         if path is not None and (path.startswith("file://") or "://" not in path):
             raise ConfigError(
@@ -153,6 +158,43 @@ def check_sections(normalize: DefiniteNormalize, volume: InputVolume) -> None:
             f"model.normalize has levels for the sections {first} … {last - 1}; the input has "
             f"{volume.bounds.start[0]} … {volume.bounds.stop[0] - 1}"
         )
+
+
+def check_object(
+    config: JobConfig, normalize: DefiniteNormalize, volume: InputVolume, place: Place
+) -> None:
+    """Refuse what would stand outside of an object instead of zero, before its inside is changed.
+
+    Args:
+        config: the job file.
+        normalize: its normalisation, of numbers.
+        volume: the input; nothing is refused of one beside which no object is read.
+        place: where the workers run, which must reach the holes of the object.
+    """
+    if volume.inside is None:
+        return
+    holes = holes_of(normalize)
+    if holes is not None and not place.shares_files:
+        _check_reachable([("model.normalize: the holes of the object,", holes.path)])
+    of_fill = config.input.fill == "constant" and config.input.network_fill is None
+    fills = {f"inputs.{number}.fill_value": each for number, each in enumerate(volume.further)}
+    values = {"input.fill_value": config.input.fill_value if of_fill else 0.0}
+    values |= {key: each.fill_value for key, each in fills.items() if each.fill == "constant"}
+    values |= {} if volume.mask is None else {"input.mask.fill_value": volume.mask.fill_value}
+    for key, value in values.items():
+        if value:
+            raise ConfigError(
+                f"{key} is {value:g}, and model.normalize changes the inside of the object alone "
+                "(of: object), where all must be zero outside: write 0, or for what lies beyond "
+                "the volume input.fill_units: network"
+            )
+    for each in volume.volumes:
+        if any(low > 0 or high < 0 for low, high in each.limits):
+            raise ConfigError(
+                f"input.resample.clip of {each.url} does not hold 0, and model.normalize changes "
+                "the inside of the object alone (of: object), where all must be zero outside: "
+                "clip by a step after it (clip: {levels: FILE, of: nonzero_box, low: 0, high: 1})"
+            )
 
 
 def check_unit(normalize: DefiniteNormalize, volume: InputVolume) -> None:

@@ -12,9 +12,10 @@ from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.operators.level_counts import (
     CountValues,
     describe_input,
-    plan_level_stages,
 )
+from beam_inference.operators.level_stages import plan_level_stages
 from beam_inference.volumes.drafts import sweep_drafts_of_file
+from beam_inference.volumes.holes import holes_url
 from beam_inference.volumes.kvstores import (
     LOCAL,
     delete_folder,
@@ -35,6 +36,7 @@ def count_levels(
     flags: Sequence[str] = (),
     overwrite: bool = False,
     beside: Sequence[str] = (),
+    finds_object: bool = False,
 ) -> StageOutcome:
     """Count a volume's values, overall and in each section along z, and write their levels.
 
@@ -47,16 +49,30 @@ def count_levels(
         channel: channels to count; None for all.
         storage: settings of the object stores; None for those of the environment.
         flags: of Beam.
-        overwrite: whether to count again what was counted before.
+        overwrite: whether to count again what was counted before; holes that were found are
+            removed.
         beside: further volumes of the same voxels, whose channels are counted with its own.
+        finds_object: whether the inside of the object that they show is counted, too; its holes are
+            written to a folder beside the file, see :mod:`beam_inference.volumes.holes`.
 
     Raises:
         UserError: the values cannot be counted, or other records are in the way.
     """
     storage = storage_of_environment(LOCAL) if storage is None else storage
     check_place(flags, [url_of(each) for each in (volume, *beside, to)])
-    plan = plan_levels(volume, to, scale=scale, channel=channel, storage=storage, beside=beside)
+    plan = plan_levels(
+        volume,
+        to,
+        scale=scale,
+        channel=channel,
+        storage=storage,
+        beside=beside,
+        finds_object=finds_object,
+    )
     StageRecords(plan.job).begin(overwrite=overwrite or not plan.is_written())
+    holes = holes_url(url_of(to))
+    if overwrite:
+        delete_folder(open_kvstore(holes, storage), holes)
     count = plan.count
     outcome = run_stages(plan.job, flags, count.chunks.roi.size / count.count)
     if outcome.is_complete:
@@ -95,6 +111,7 @@ def plan_levels(
     channel: Sequence[int] | None,
     storage: Storage,
     beside: Sequence[str],
+    finds_object: bool,
 ) -> LevelsPlan:
     """Open the volumes whose values are counted; nothing is written. See :func:`count_levels`.
 
@@ -104,17 +121,25 @@ def plan_levels(
     url = url_of(volume)
     others = [url_of(each) for each in beside]
     stages = plan_level_stages(
-        url, url_of(to), scale=scale, channel=channel, storage=storage, beside=others
+        url,
+        url_of(to),
+        scale=scale,
+        channel=channel,
+        storage=storage,
+        beside=others,
+        finds_object=finds_object,
     )
-    count = stages[0]
+    count = stages.count
     job = stage_job(
         "levels",
-        describe_input(url, scale, count.channel, count.volume(), others),
+        describe_input(
+            url, scale, count.channel, count.volume(), others, finds_object=finds_object
+        ),
         levels_records_url(to),
         storage,
-        stages,
+        tuple(stages),
     )
-    return LevelsPlan(job, count, *stages[-1].to)
+    return LevelsPlan(job, count, *stages.write.to)
 
 
 def levels_records_url(to: str) -> str:

@@ -198,13 +198,10 @@ def _decide_clip(config: JobConfig, earlier: ResolvedJob | None) -> JobConfig:
     levels = _levels_unless_gone(config, "input.resample.clip", resample.clip.levels, known)
     if levels is None:
         return _with_input(config, resample=resample.model_copy(update={"clip": known}))
-    channels = levels.channels
-    if resample.clip.of == "nonzero_box":
-        channels = None if levels.nonzero is None else levels.nonzero.channels
-    if not channels:
-        raise ConfigError(
-            f"input.resample.clip: {levels.input} is zero throughout: there is no nonzero_box"
-        )
+    try:
+        channels = levels.channels_of(resample.clip.of)
+    except LookupError as error:
+        raise ConfigError(f"input.resample.clip: {error}") from None
     limits = [(float(each.values[0]), float(each.values[-1])) for each in channels]
     if any(low == high for low, high in limits):
         raise ConfigError(

@@ -49,6 +49,7 @@ from beam_inference.job.parts import (
     make_normalization,
     open_input,
     output_voxels,
+    with_object,
 )
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import ResolvedJob
@@ -56,6 +57,7 @@ from beam_inference.launch import decide
 from beam_inference.launch.checks import (
     check_fill_value,
     check_halos,
+    check_object,
     check_output_scale,
     check_position,
     check_sections,
@@ -268,7 +270,10 @@ class PlannedJob:
             io_depth: chunks per thread that are read ahead, and written behind.
         """
         config = self.config
-        by_section = isinstance(self.settings.normalize, Sections)
+        # on the host, by section or inside an object
+        is_normalized = (
+            isinstance(self.settings.normalize, Sections) or self.input.inside is not None
+        )
         shapes = ChunkShapes(
             input=extremes.input,
             input_blocks_bytes=self._input_blocks_bytes(extremes),
@@ -276,7 +281,7 @@ class PlannedJob:
             core=extremes.core,
             patch_input=grown_shape(plan.lattice.patch_shape, plan.crop_margin),
             block_depth=plan.block_shape[0],
-            is_filled=plan.reaches_outside or by_section,
+            is_filled=plan.reaches_outside or is_normalized,
             resampled=None if plan.to_output is None else extremes.resampled,
             exchanged=(
                 None
@@ -287,7 +292,7 @@ class PlannedJob:
         main, *further = map(_output_sizes, config.by_output.values())
         sizes = ValueSizes(
             input_channels=self.input.all_channels,
-            input_itemsize=FLOAT_BYTES if by_section else self.input.cutout_dtype.itemsize,
+            input_itemsize=FLOAT_BYTES if is_normalized else self.input.cutout_dtype.itemsize,
             output_channels=config.model.output_channels,
             operator_bytes=main.operator_bytes,
             written_channels=main.written_channels,
@@ -375,7 +380,9 @@ def plan_job(
     normalize = decide.decide_normalization(
         config, [each.stored for each in volume.volumes], earlier
     )
+    volume = with_object(volume, normalize, config.storage)
     check_sections(normalize, volume)
+    check_object(config, normalize, volume, place)
     for single in config.by_output.values():
         check_halos(single.postprocess, voxels.bounds)
     make_normalization(normalize, volume.values_dtype)

@@ -27,6 +27,7 @@ from beam_inference.errors import (
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import ceil_div, maximum, minimum, triple
+from beam_inference.operators.background import Background, find_background
 from beam_inference.operators.distributions import (
     QUANTILES,
     WideSum,
@@ -47,8 +48,9 @@ from beam_inference.operators.integer_counts import (
     mean_and_std,
     values_at,
 )
-from beam_inference.operators.levels import Levels, NonzeroLevels
+from beam_inference.operators.levels import Levels, NonzeroLevels, ObjectLevels
 from beam_inference.volumes.further_input import join_volumes
+from beam_inference.volumes.holes import INDEX, HolesIndex, Piece, holes_url
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     open_kvstore,
@@ -56,12 +58,15 @@ from beam_inference.volumes.kvstores import (
     refuse_link,
     retry_request,
 )
+from beam_inference.volumes.object_volume import find_nonzero
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
 
 CHUNK_VOXELS = 2**25
 """Voxels that are read at a time, about."""
 _BINS_KEY = "bins.npz"
+OUTSIDE_KEY = "outside.npz"
+"""Name of the file that says which parts of background are outside of the object."""
 SOME_BLOCKS = 8
 """Blocks that are looked at to notice that a volume was changed, at most."""
 SOME_VOXELS = 2**27
@@ -80,6 +85,7 @@ class CountValues:
         channels: number of its channels.
         dtype: name of its dtype.
         beside: further volumes of the same voxels, whose channels are counted with its own.
+        finds_object: whether background is looked for, too.
     """
 
     path: str
@@ -91,6 +97,7 @@ class CountValues:
     channels: int
     dtype: str
     beside: tuple[str, ...] = ()
+    finds_object: bool = False
     name: str = "values"
 
     @property
@@ -100,7 +107,7 @@ class CountValues:
 
     def volume(self) -> Volume:
         """Open the volume."""
-        return _open([self.path, *self.beside], self.scale, self.channel, self.storage)
+        return open_volumes([self.path, *self.beside], self.scale, self.channel, self.storage)
 
     def make_worker(self) -> Callable[[int], None]:
         """See :class:`beam_inference.job.stage_job.ChunkStage`."""
@@ -118,9 +125,22 @@ class CountValues:
                     "defined. Replace them in a copy of the volume."
                 ) from None
             nonzero = box_of_nonzero(array, box)
+            if self.finds_object:
+                self._write_background(index, find_background(find_nonzero(array)))
             self.write(_key(index), sections=sections, channels=channels, nonzero=nonzero)
 
         return do
+
+    def _write_background(self, index: int, found: Background) -> None:
+        faces = {f"face{number}": face for number, face in enumerate(found.faces)}
+        key = _background_key(index)
+        self.write(key, sizes=found.sizes, inner=np.array(found.inner), **faces)
+
+    def read_background(self, index: int) -> Background:
+        """Read the background of a chunk."""
+        found = self.read(_background_key(index))
+        faces = tuple(found[f"face{number}"] for number in range(6))
+        return Background(faces, found["sizes"], int(found["inner"]))
 
     def write(self, key: str, **values: AnyArray) -> None:
         """Write arrays to a file in the folder for the counts."""
@@ -166,9 +186,11 @@ class FindBins:
                 pass
             whole, *channels = (FloatCounts(bins) for bins in totals.float_bins())
             bins = set()
+            zeros = [0, totals.zeros_outside]
+            if self.counting.finds_object:
+                zeros.append(zeros_outside_object(self.counting))
             for number, channel in enumerate(channels):
-                inside = channel.without_zeros(totals.zeros_outside)
-                for counts in (whole, channel, inside):
+                for counts in (whole, *map(channel.without_zeros, zeros)):
                     if counts.number:
                         ranks = ranks_of(QUANTILES, counts.number)
                         bins |= {(number, each) for each in counts.bins_of(ranks)}
@@ -251,6 +273,14 @@ class WriteLevels:
                     stop=totals.nonzero.stop,
                     channels=[describe_values(each.without_zeros(outside)) for each in channels],
                 )
+            folder, name = self.to
+            inside = None
+            if totals.nonzero is not None and counting.finds_object:
+                outside = zeros_outside_object(counting)
+                inside = ObjectLevels(
+                    channels=[describe_values(each.without_zeros(outside)) for each in channels],
+                    holes_sha256=_write_index(counting, f"{folder}/{name}"),
+                )
             levels = Levels(
                 input=counting.path,
                 dtype=counting.dtype,
@@ -263,18 +293,43 @@ class WriteLevels:
                 section_moments=moments,
                 channels=[describe_values(each) for each in channels],
                 nonzero=nonzero,
+                object=inside,
             )
-            folder, name = self.to
-            target = open_kvstore(folder, counting.storage)
-            retry_request(
-                "write",
-                f"{folder}/{name}",
-                lambda: target.write(name, levels.model_dump_json()).result(
-                    timeout=PATIENCE_SECONDS
-                ),
-            )
+            _write_file(folder, name, levels.model_dump_json(), counting.storage)
 
         return do
+
+
+def _write_file(folder: str, name: str, text: str, storage: Storage) -> None:
+    target = open_kvstore(folder, storage)
+    retry_request(
+        "write",
+        f"{folder}/{name}",
+        lambda: target.write(name, text).result(timeout=PATIENCE_SECONDS),
+    )
+
+
+def zeros_outside_object(counting: CountValues) -> int:
+    """Number of voxels outside of the object, which are zero in every channel."""
+    return int(counting.read(OUTSIDE_KEY)["number"])
+
+
+def _write_index(counting: CountValues, levels: str) -> str | None:
+    """Write the index of an object's holes beside its levels; its hash, or None without holes."""
+    pieces = {}
+    for number in np.flatnonzero(counting.read(OUTSIDE_KEY)["with_holes"]).tolist():
+        found = counting.read(piece_key(number))
+        start, stop = map(triple, found["corners"].tolist())
+        pieces[number] = Piece(start=start, stop=stop, sha256=found["sha256"].tobytes().hex())
+    if not pieces:
+        return None
+    roi = counting.chunks.roi
+    index = HolesIndex(
+        start=roi.start, stop=roi.stop, piece_shape=counting.chunks.chunk_shape, pieces=pieces
+    )
+    text = index.model_dump_json()
+    _write_file(holes_url(levels), INDEX, text, counting.storage)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Totals:
@@ -366,7 +421,7 @@ def box_of_nonzero(array: AnyArray, box: BoundingBox) -> NDArray[np.int64]:
     return corners
 
 
-def _open(
+def open_volumes(
     urls: Sequence[str], scale: int, channel: Sequence[int] | None, storage: Storage
 ) -> Volume:
     """Open a volume, or several as one."""
@@ -375,48 +430,6 @@ def _open(
         open_volume(url, scale=scale, channel=channels, storage=storage) for url in urls
     )
     return join_volumes(first, others) if others else first
-
-
-def plan_level_stages(
-    url: str,
-    to: str,
-    *,
-    scale: int,
-    channel: Sequence[int] | None,
-    storage: Storage,
-    beside: Sequence[str] = (),
-) -> tuple[CountValues, FindBins, CountInBins, WriteLevels] | tuple[CountValues, WriteLevels]:
-    """The stages of counting a volume's values: two for integers, four for floats.
-
-    Args:
-        url: of the volume.
-        to: URL of the file to write; counts are put into a folder beside it.
-        scale: of the volume.
-        channel: channels to count; None for all.
-        storage: settings of the object stores.
-        beside: URLs of further volumes of the same voxels, whose channels follow.
-
-    Raises:
-        VolumeError: the volume cannot be opened.
-        ConfigError: values of its dtype cannot be counted one by one.
-    """
-    volume = _open([url, *beside], scale, channel, storage)
-    count = CountValues(
-        path=url,
-        scale=scale,
-        channel=None if channel is None else tuple(channel),
-        storage=storage,
-        counts_url=f"{to}.parts/counts",
-        chunks=chunks_to_count(volume),
-        channels=volume.channels,
-        dtype=volume.dtype.name,
-        beside=tuple(beside),
-    )
-    folder, _, name = to.rpartition("/")
-    write = WriteLevels(count, (folder, name))
-    if count.dtype != "float32":
-        return count, write
-    return count, FindBins(count), CountInBins(count), write
 
 
 def chunks_to_count(volume: Volume) -> ChunkGrid:
@@ -445,6 +458,15 @@ def _key(index: int) -> str:
     return f"{index:012d}.npz"
 
 
+def _background_key(index: int) -> str:
+    return f"{index:012d}.background.npz"
+
+
+def piece_key(index: int) -> str:
+    """Name of the file that tells of the holes of a chunk."""
+    return f"{index:012d}.piece.npz"
+
+
 def _refined_key(index: int) -> str:
     return f"{index:012d}.bins.npz"
 
@@ -455,12 +477,15 @@ def describe_input(
     channel: tuple[int, ...] | None,
     volume: Volume,
     beside: Sequence[str] = (),
+    *,
+    finds_object: bool = False,
 ) -> Json:
     """Describe the volume whose values are counted as JSON, with a cheap check of its content."""
     start = volume.bounds.start
     stop = volume.bounds.stop
     values = {"path": path, "scale": scale, "channel": channel, "start": start, "stop": stop}
     values |= {"beside": list(beside)} if beside else {}
+    values |= {"object": True} if finds_object else {}
     return dict(json.loads(json.dumps({**values, "input_values": hash_of_some_blocks(volume)})))
 
 

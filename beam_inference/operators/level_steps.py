@@ -21,19 +21,24 @@ from beam_inference.config.normalize import (
     ClipStep,
     Contrast,
     DefiniteStep,
+    Holes,
     LevelsStandardStep,
     LevelsStep,
     Moments,
     MomentsFromLevels,
     Normalize,
+    ObjectMoments,
+    ObjectStandardStep,
     PatchStandardStep,
     QuantileClipStep,
+    QuantileRange,
     Quantiles,
     RescaleStep,
     Standard,
     StandardStep,
     Statistics,
     Step,
+    holes_of,
     statistics_of,
 )
 from beam_inference.config.storage import Storage
@@ -46,6 +51,7 @@ from beam_inference.operators.levels import (
     load_levels,
     normalization_from_levels,
 )
+from beam_inference.volumes.holes import holes_url
 from beam_inference.volumes.input_volume import common_dtype
 from beam_inference.volumes.volume import Volume
 
@@ -97,9 +103,18 @@ def _check_levels_of_one(
     for number, step in enumerate(steps):
         channels = range(len(owners)) if step.channels is None else step.channels
         taken = statistics_of(step)
-        if taken is None or len({owners[channel] for channel in channels}) == 1:
+        if taken is None or len(counts) == 1:
+            continue
+        is_of_object = taken.of == "object"
+        if not is_of_object and len({owners[channel] for channel in channels}) == 1:
             continue
         if len(load(taken.levels, owners[channels[0]]).channels or []) != len(owners):
+            if is_of_object:
+                raise ConfigError(
+                    f"model.normalize.{number}: {taken.levels} is of one volume, and the object is "
+                    "what input and inputs show together: count all volumes together "
+                    "(beam-inference levels VOLUME VOLUME … --object)."
+                )
             raise ConfigError(
                 f"model.normalize.{number}: {taken.levels} is of one volume, and this step is for "
                 "channels of several: write a step for each, with its channels and its levels, or "
@@ -177,6 +192,10 @@ def _definite_steps(steps: Sequence[Step], every: Sequence[_Channel]) -> tuple[D
         key = f"model.normalize.{number}"
         chosen = every if step.channels is None else [every[each] for each in step.channels]
         made.append(_definite(key, step, chosen))
+    try:
+        holes_of(tuple(made))
+    except ValueError as error:
+        raise ConfigError(f"model.{error}") from None
     return tuple(made)
 
 
@@ -187,14 +206,26 @@ def _definite(key: str, step: Step, channels: Sequence[_Channel]) -> DefiniteSte
             pairs = [each.clip_to_quantiles(key, step.clip) for each in channels]
             return ClipStep(clip=pairs, channels=step.channels)
         case RescaleStep() | LevelsStandardStep():
-            moments = [each.standardise(key, step) for each in channels]
-            return StandardStep(
-                standard=Moments(mean=[mean for mean, _ in moments], std=[by for _, by in moments]),
+            wanted = step.rescale if isinstance(step, RescaleStep) else step.standard
+            moments = [each.standardise(key, wanted) for each in channels]
+            mean = [zero for zero, _ in moments]
+            std = [divisor for _, divisor in moments]
+            if wanted.of != "object":
+                return StandardStep(standard=Moments(mean=mean, std=std), channels=step.channels)
+            holes = _holes(wanted.levels, channels[0].load(wanted.levels))
+            return ObjectStandardStep(
+                standard=ObjectMoments(mean=mean, std=std, of="object", holes=holes),
                 channels=step.channels,
             )
     for position, channel in enumerate(channels):
-        channel.take(step, position)
+        channel.take(key, step, position)
     return step
+
+
+def _holes(url: str, levels: Levels) -> Holes | None:
+    """The holes of the object that a levels file tells of."""
+    sha256 = None if levels.object is None else levels.object.holes_sha256
+    return None if sha256 is None else Holes(path=holes_url(url), sha256=sha256)
 
 
 @dataclass(frozen=True)
@@ -227,6 +258,8 @@ class _Channel:
         scale: of all steps so far together, but for clips.
         offset: is added then.
         clipped: the clips to quantiles.
+        outside: what becomes of a zero outside of the object.
+        is_of_object: whether a step has changed the inside of the object alone.
         moments_unknown: why mean and standard deviation are not known any more.
         unknown: why quantiles are not, either.
     """
@@ -239,15 +272,21 @@ class _Channel:
     scale: float = 1.0
     offset: float = 0.0
     clipped: _Clipped | None = None
+    outside: float = 0.0
+    is_of_object: bool = False
     moments_unknown: str | None = None
     unknown: str | None = None
 
-    def take(self, step: DefiniteStep | LevelsStep, position: int) -> None:
+    def take(self, key: str, step: DefiniteStep | LevelsStep, position: int) -> None:
         """Note a step of numbers, or of each patch; the channel has a position in its lists."""
         match step:
-            case StandardStep():
+            case StandardStep() | ObjectStandardStep():
                 std = _at(step.standard.std, position)
-                self._multiply(1 / std, -_at(step.standard.mean, position) / std)
+                offset = -_at(step.standard.mean, position) / std
+                if isinstance(step, ObjectStandardStep):
+                    self._multiply_inside(key, 1 / std, offset)
+                else:
+                    self._multiply(1 / std, offset)
             case AffineStep():
                 self._multiply(_at(step.scale, position), _at(step.offset, position))
             case ClipStep():
@@ -258,8 +297,21 @@ class _Channel:
                 self.unknown = "a step before it depends on each patch"
                 self.moments_unknown = self.unknown
 
+    def _multiply_inside(self, key: str, scale: float, offset: float) -> None:
+        """Note a step inside the object alone, for which all must be zero outside."""
+        if self.outside:
+            raise ConfigError(
+                f"{key}: of: object changes the inside of the object alone, where all is zero "
+                f"outside, and the steps before it make {self.outside:g} of the zeros there in "
+                f"channel {self.number}. Write it before them."
+            )
+        self._multiply(scale, offset)
+        self.outside = 0.0
+        self.is_of_object = True
+
     def _multiply(self, scale: float, offset: float) -> None:
         self.maps.append(lambda value: value * scale + offset)
+        self.outside = self.outside * scale + offset
         self.scale *= scale
         self.offset = self.offset * scale + offset
         if scale < 0:
@@ -268,6 +320,7 @@ class _Channel:
     def _clip(self, limits: tuple[float, float]) -> None:
         low, high = limits
         self.maps.append(lambda value: min(max(value, low), high))
+        self.outside = min(max(self.outside, low), high)
 
     def clip_to_quantiles(self, key: str, wanted: Quantiles) -> tuple[float, float]:
         """Clip to two quantiles; the values there."""
@@ -285,14 +338,16 @@ class _Channel:
         self._clip(limits)
         return limits
 
-    def standardise(self, key: str, step: RescaleStep | LevelsStandardStep) -> tuple[float, float]:
+    def standardise(
+        self, key: str, wanted: QuantileRange | MomentsFromLevels
+    ) -> tuple[float, float]:
         """Subtract a number, and divide by another one; both of them."""
-        if isinstance(step, RescaleStep):
-            zero, one = self._quantiles(key, step.rescale)
-            divisor = step.rescale.divisor(one - zero)
+        if isinstance(wanted, QuantileRange):
+            zero, one = self._quantiles(key, wanted)
+            divisor = wanted.divisor(one - zero)
         else:
-            zero, std = self._moments(key, step.standard)
-            divisor = step.standard.divisor(std)
+            zero, std = self._moments(key, wanted)
+            divisor = wanted.divisor(std)
         if not (math.isfinite(zero) and math.isfinite(divisor)):
             raise ConfigError(
                 f"{key}: channel {self.number} has values that are too large to be normalised by"
@@ -302,7 +357,10 @@ class _Channel:
                 f"{key}: would divide by {divisor:g}, because channel {self.number} has one value "
                 "there. Write eps or floor."
             )
-        self._multiply(1 / divisor, -zero / divisor)
+        if wanted.of == "object":
+            self._multiply_inside(key, 1 / divisor, -zero / divisor)
+        else:
+            self._multiply(1 / divisor, -zero / divisor)
         return zero, divisor
 
     def _quantiles(self, key: str, wanted: Quantiles) -> tuple[float, float]:
@@ -310,8 +368,25 @@ class _Channel:
         if self.unknown is not None:
             raise ConfigError(f"{key}: its quantiles are not known, because {self.unknown}")
         low, high = _positions(key, wanted, self.load(wanted.levels))
+        if self.is_of_object and wanted.of != "object":
+            return self._extremes(key, wanted)
         values = self._levels(key, wanted).values
         return self._after_steps(values[low]), self._after_steps(values[high])
+
+    def _extremes(self, key: str, wanted: Quantiles) -> tuple[float, float]:
+        """Least and greatest value, where steps so far have changed the inside of the object."""
+        if (wanted.low, wanted.high) != (0.0, 1.0):
+            raise ConfigError(
+                f"{key}: a step before it has changed the inside of the object alone, so that of "
+                f"{wanted.of} only the least and the greatest value are known (low: 0, high: 1): "
+                "write these, or of: object"
+            )
+        every = self._levels(key, wanted)
+        inside = self._levels(key, wanted.model_copy(update={"of": "object"}))
+        found = [self._after_steps(each) for each in (inside.values[0], inside.values[-1])]
+        if every.number > inside.number:
+            found.append(self.outside)
+        return min(found), max(found)
 
     def _after_steps(self, value: float) -> float:
         for each in self.maps:
@@ -322,6 +397,8 @@ class _Channel:
         """Mean and standard deviation after the steps so far."""
         clipped = self.clipped
         unknown = self.moments_unknown
+        if self.is_of_object and wanted.of != "object":
+            unknown = unknown or "a step before it has changed the inside of the object alone"
         if clipped is not None and (clipped.url, clipped.of) != (wanted.levels, wanted.of):
             unknown = unknown or "the values were clipped to quantiles of other levels"
         if unknown is not None:
@@ -344,16 +421,10 @@ class _Channel:
         return mean * self.scale + self.offset, std * abs(self.scale)
 
     def _levels(self, key: str, wanted: Statistics) -> ValueLevels:
-        levels = self.load(wanted.levels)
-        if levels.channels is None:
-            raise ConfigError(
-                f"{key}: {wanted.levels} was made by an earlier version, without levels of each "
-                "channel. Make it again: beam-inference levels INPUT --to FILE --overwrite"
-            )
-        if wanted.of == "nonzero_box" and levels.nonzero is None:
-            raise ConfigError(f"{key}: {levels.input} is zero throughout: it has no nonzero_box")
-        nonzero = levels.nonzero if wanted.of == "nonzero_box" else None
-        channels = levels.channels if nonzero is None else nonzero.channels
+        try:
+            channels = self.load(wanted.levels).channels_of(wanted.of)
+        except LookupError as error:
+            raise ConfigError(f"{key}: {wanted.levels}: {error}") from None
         return channels[self.place if len(channels) == self.count else self.number]
 
 

@@ -8,11 +8,11 @@ volume is cut, so what is made of them has no seams. How they are counted is in
 from __future__ import annotations
 
 import logging
-from typing import Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Frozen, Point
@@ -56,6 +56,18 @@ class NonzeroLevels(Frozen):
         return BoundingBox(self.start, self.stop)
 
 
+class ObjectLevels(Frozen):
+    """Levels of the voxels inside the object; see :mod:`beam_inference.volumes.holes`.
+
+    Attributes:
+        channels: levels of each channel there.
+        holes_sha256: hash of the index of the holes; None if the object has none.
+    """
+
+    channels: list[ValueLevels]
+    holes_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+
+
 class Levels(Frozen):
     """Levels of a volume, as :class:`beam_inference.operators.level_counts.WriteLevels` has them.
 
@@ -71,6 +83,8 @@ class Levels(Frozen):
         section_moments: mean and std of each section; files of earlier versions do not have them.
         channels: levels of each channel; files of earlier versions do not have them.
         nonzero: levels of what is not background; None where all voxels are zero.
+        object: levels of the inside of the object, if that was looked for; None where all voxels
+            are zero.
     """
 
     input: str
@@ -84,19 +98,47 @@ class Levels(Frozen):
     section_moments: list[tuple[float, float]] | None = None
     channels: list[ValueLevels] | None = None
     nonzero: NonzeroLevels | None = None
+    object: ObjectLevels | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        channels = [*(self.channels or []), *(self.nonzero.channels if self.nonzero else [])]
+        parts = [each.channels for each in (self.nonzero, self.object) if each is not None]
+        channels = [level for each in (self.channels or [], *parts) for level in each]
         lengths = {len(self.volume), *map(len, self.sections or [])}
         if lengths | {len(each.values) for each in channels} != {len(self.quantiles)}:
             raise ValueError("it does not hold a value for each quantile")
-        if self.nonzero is not None and len(self.nonzero.channels) != len(self.channels or []):
-            raise ValueError("it does not hold levels of each channel in the box")
+        if self.object is not None and self.nonzero is None:
+            raise ValueError("it holds levels of an object, and of nothing that is not zero")
+        if any(len(each) != len(self.channels or []) for each in parts):
+            raise ValueError("it does not hold levels of each channel in the box, or the object")
         depths = {len(each) for each in (self.sections, self.section_moments) if each is not None}
         if len(depths) != 1:
             raise ValueError("it does not hold mean and std of each section")
         return self
+
+    def channels_of(self, of: Literal["volume", "nonzero_box", "object"]) -> list[ValueLevels]:
+        """Levels of each channel in a part of the volume.
+
+        Raises:
+            LookupError: the file does not hold these; the message is a clause that says why.
+        """
+        if self.channels is None:
+            raise LookupError(
+                "it was made by an earlier version, without levels of each channel: make it again "
+                "(beam-inference levels INPUT --to FILE --overwrite)"
+            )
+        if of == "volume":
+            return self.channels
+        if self.nonzero is None:
+            raise LookupError(f"{self.input} is zero throughout: there is no {of}")
+        if of == "nonzero_box":
+            return self.nonzero.channels
+        if self.object is None:
+            raise LookupError(
+                "it was made without looking for the object: make it again (beam-inference levels "
+                "INPUT --object --to FILE --overwrite)"
+            )
+        return self.object.channels
 
     @property
     def section_count(self) -> int:

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.normalize import (
     AffineStep,
     ClipStep,
     DefiniteStep,
+    ObjectStandardStep,
     PatchMoments,
     PatchStandardStep,
     StandardStep,
@@ -45,6 +48,50 @@ class StepwiseNormalization:
         return [_take_step(step, batch) for step in self.steps]
 
 
+def split_steps(
+    steps: Sequence[DefiniteStep],
+) -> tuple[Sequence[DefiniteStep], Sequence[DefiniteStep]]:
+    """Steps up to the last one that changes the inside of an object alone, and those after it."""
+    last = max(
+        (number for number, step in enumerate(steps, 1) if isinstance(step, ObjectStandardStep)),
+        default=0,
+    )
+    return steps[:last], steps[last:]
+
+
+def normalize_inside(
+    array: AnyArray, inside: AnyArray, steps: Sequence[DefiniteStep]
+) -> NDArray[np.float32]:
+    """Take steps of which some change the inside of an object alone.
+
+    Where an object ends inside a resampled voxel, it is inside by a part: what is subtracted is
+    subtracted by that part, so that the result is that of steps which are taken before resampling.
+
+    Args:
+        array: stored or resampled values (C, Z, Y, X); those outside of the object are zero.
+        inside: how much of each voxel is inside (Z, Y, X).
+        steps: none of each patch.
+
+    Returns:
+        Values (C, Z, Y, X).
+    """
+    values = array.astype(np.float32)
+    for step in steps:
+        if not isinstance(step, ObjectStandardStep):
+            _take_step(step, values[None])
+            continue
+        chosen = range(len(values)) if step.channels is None else step.channels
+        for position, channel in enumerate(chosen):
+            mean, std = (
+                np.float32(_float32(each[position] if isinstance(each, list) else each))
+                for each in (step.standard.mean, step.standard.std)
+            )
+            for z, part in enumerate(inside):
+                values[channel, z] -= mean * part.astype(np.float32)
+            values[channel] /= std
+    return values
+
+
 def predict_normalized(
     predict: Callable[[Any], Any], normalize: Callable[[Any], Any], batch: Any
 ) -> Any:
@@ -70,6 +117,8 @@ def predict_normalized(
 def _take_step(step: DefiniteStep, batch: Any) -> Undo:
     """Change a batch in place; return what undoes it."""
     match step:
+        case ObjectStandardStep():
+            raise TypeError("what is inside is not seen in a batch: normalize_inside takes it")
         case ClipStep():
             _change(batch, step.channels, step.clip, _clip)
             return _do_nothing

@@ -48,6 +48,8 @@ class InputVolume(Volume):
         mask: where the volume is kept; None if it is everywhere.
         whole: bounds of all that is stored, where the job reads a box of it; else None.
         further: volumes whose channels follow in a cutout. All else is of this volume alone.
+        inside: where the object is that these volumes show, of one channel; None where that is not
+            asked for.
     """
 
     stored: Volume = field(kw_only=True)
@@ -56,6 +58,7 @@ class InputVolume(Volume):
     mask: Mask | None = field(default=None, kw_only=True)
     whole: BoundingBox | None = field(default=None, kw_only=True)
     further: tuple[FurtherVolume, ...] = field(default=(), kw_only=True)
+    inside: InputVolume | None = field(default=None, kw_only=True)
 
     @property
     def volumes(self) -> list[InputVolume]:
@@ -141,14 +144,25 @@ class InputVolume(Volume):
 
     def joining_bytes(self, shape: tuple[Numbers, Numbers, Numbers]) -> Numbers:
         """Bytes beside a cutout of a shape while it is read and put together, of all volumes."""
+        inside = self._inside_bytes(shape)
         if not self.further:
-            return self.resampling_bytes(shape)
+            return maximum(inside, self.resampling_bytes(shape))
         read = shape[0] * shape[1] * shape[2]
         most: Numbers = 0
         for each in self.volumes:
             own = each.channels * read * each.dtype.itemsize
             most = maximum(most, own + each.resampling_bytes(shape))
-        return most
+        return maximum(inside, most)
+
+    def _inside_bytes(self, shape: tuple[Numbers, Numbers, Numbers]) -> Numbers:
+        """Bytes beside a cutout of a shape while it is found where the object is."""
+        if self.inside is None:
+            return 0
+        z, y, x = self.stored_shape(shape)
+        itemsize = max(volume.values_dtype.itemsize for volume in self.volumes)
+        looked_at = (self.all_channels * itemsize + 2) * z * y * x  # and of each voxel two booleans
+        own = shape[0] * shape[1] * shape[2] * self.inside.dtype.itemsize
+        return own + maximum(looked_at, self.inside.resampling_bytes(shape))
 
     def place_at(self, origin: Origin) -> InputVolume:
         """The volume at another place; what it is made of stays, but where nothing is resampled."""

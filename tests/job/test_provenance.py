@@ -169,7 +169,7 @@ def test_every_key_with_a_path_is_known_to_be_recorded_without_people():
         *("Network.path", "Network.weights", "Own.function", "Gcs.endpoint", "S3.endpoint"),
         *("Contrast.levels", "Standard.levels", "Quantiles.levels", "QuantileRange.levels"),
         *("MomentsFromLevels.levels", "Statistics.levels", "FurtherOutput.path"),
-        *("FurtherInput.path", "Member.path", "Member.weights", "Preview.path"),
+        *("FurtherInput.path", "Member.path", "Member.weights", "Preview.path", "Holes.path"),
     }
 
 

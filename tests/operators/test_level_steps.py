@@ -277,7 +277,7 @@ def test_a_job_goes_on_without_the_levels_that_it_began_with(made, tmp_path, cap
         ([{"rescale": {"low": 0.0, "high": 0.001, "floor": 0}}], "would divide by 0"),
         ([{"standard": {"levels": "old.json"}}], "made by an earlier version, without levels of"),
         ([{"standard": {"levels": "one.json"}}], "levels of 1 channels, and the input has 2"),
-        ([{"standard": BOX | {"levels": "blank.json"}}], "it has no nonzero_box"),
+        ([{"standard": BOX | {"levels": "blank.json"}}], "there is no nonzero_box"),
         ([{"scale": 2, "channels": [2]}], r"channels \[2\] must be different ones of 0 … 1"),
         ([{"scale": 2, "channels": [1, 1]}], "must be different ones"),
         ([{"scale": 2, "channels": []}], "normalize.0.channels"),

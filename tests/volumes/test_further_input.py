@@ -32,7 +32,7 @@ from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.cost import job_totals
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.planned_job import plan_job
-from beam_inference.operators.level_counts import plan_level_stages
+from beam_inference.operators.level_stages import plan_level_stages
 from beam_inference.view.layers import view_of
 from beam_inference.volumes.further_input import fit_to_input
 from beam_inference.volumes.input_volume import as_input
