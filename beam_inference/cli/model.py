@@ -127,7 +127,8 @@ def _next_commands(
     if recipe.needs_levels:
         scale = ["--scale", str(new.scale)] if new.scale else []
         levels = str(file.parent / "levels.json")
-        commands.insert(0, ["levels", *options.input, "--to", levels, *scale])
+        inside = ["--object"] if recipe.needs_object else []
+        commands.insert(0, ["levels", *options.input, "--to", levels, *scale, *inside])
     return commands
 
 

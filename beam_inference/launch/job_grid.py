@@ -153,7 +153,7 @@ def _resampled_grid(
                 {
                     "order": resampling.order,
                     "separate_z": resampling.separate_z,
-                    "clip": resampling.clip,
+                    **({} if resampling.clip is None else {"clip": resampling.clip}),
                 },
                 f"from {_sizes_text(own)} nm to the voxels of the training data, as its own tool",
             ),

@@ -51,6 +51,7 @@ _IN_MILLIMETRES = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "Nibab
 _RESAMPLED = "resample_data_or_seg_to_shape"
 _NOT_RESAMPLED = "no_resampling_data_or_seg_to_shape"
 _ORDERS: dict[int, Literal[0, 1, 3]] = {0: 0, 1: 1, 3: 3}
+_CUBIC = 3
 
 
 def _list_files(root: Traversable, folds: Folds | None) -> list[str]:
@@ -111,6 +112,7 @@ def _describe(model: TrainedModel) -> Recipe:
         has_unit=model.plans.image_reader_writer in _IN_MILLIMETRES,
         resampling=_resampling(model),
         needs_levels=True,
+        needs_object=bool(_masked_channels(model)),
         cautions=_cautions(model),
     )
 
@@ -253,25 +255,34 @@ def _normalization(model: TrainedModel) -> tuple[Any, str]:
             f"{model.root / 'plans.json'}: {shorten_text(unknown[0])} is none of the "
             f"normalisations that are known here: {', '.join(_STEPS)}"
         )
-    _check_masks(model)
+    masked = _masked_channels(model)
+    kinds = [(name, channel in masked) for channel, name in enumerate(schemes)]
     steps: list[Json] = []
-    for name in dict.fromkeys(schemes):
-        chosen = [channel for channel in range(channels) if schemes[channel] == name]
+    for kind in dict.fromkeys(kinds):
+        chosen = [channel for channel in range(channels) if kinds[channel] == kind]
         which = {} if len(chosen) == channels else {"channels": chosen}
-        steps += [step | which for step in _STEPS[name](model, chosen)]
-    return steps or "none", f"plans.json: {', '.join(schemes)}"
+        name, is_masked = kind
+        made = [{"standard": _OF_OBJECT}] if is_masked else _STEPS[name](model, chosen)
+        steps += [step | which for step in made]
+    reason = f"plans.json: {', '.join(schemes)}"
+    if masked:
+        reason += "; use_mask_for_norm: inside the object alone"
+        resampling = _resampling(model)
+        if resampling is not None and resampling.order == _CUBIC:
+            steps.append({"clip": _OF_BOX | {"low": 0, "high": 1}})
+            reason += "; what nnU-Net resamples it keeps within the values that occur"
+    return steps or "none", reason
 
 
-def _check_masks(model: TrainedModel) -> None:
-    """Refuse what is normalised inside an object alone; only the z-score looks at that."""
+def _masked_channels(model: TrainedModel) -> list[int]:
+    """The channels normalised inside the object alone; only the z-score looks at that."""
     configuration = model.configuration
     pairs = zip(configuration.normalization_schemes, configuration.use_mask_for_norm, strict=False)
-    if any(name == "ZScoreNormalization" and is_masked for name, is_masked in pairs):
-        raise ModelContractError(
-            f"{model.root / 'plans.json'}: use_mask_for_norm: only voxels inside the object are "
-            "normalised, which a job file cannot say yet. Write it by hand, with an input that is "
-            "normalised before."
-        )
+    return [
+        channel
+        for channel, (name, is_masked) in enumerate(pairs)
+        if name == "ZScoreNormalization" and is_masked
+    ]
 
 
 def _ct_steps(model: TrainedModel, channels: Sequence[int]) -> list[Json]:
@@ -295,6 +306,7 @@ def _intensities(model: TrainedModel, channel: int) -> Intensities:
 
 
 _OF_BOX = {"levels": LEVELS, "of": "nonzero_box"}
+_OF_OBJECT = {"levels": LEVELS, "of": "object"}
 
 _STEPS: dict[str, Callable[[TrainedModel, Sequence[int]], list[Json]]] = {
     "CTNormalization": _ct_steps,
@@ -352,8 +364,14 @@ def _separation(arguments: ResamplingArguments) -> bool | Literal["auto"]:
     return "auto" if arguments.force_separate_z is None else arguments.force_separate_z
 
 
-def _limits(model: TrainedModel) -> list[float] | list[list[float]] | dict[str, str]:
-    """What nnU-Net keeps resampled values within: limits of its clip, or the values that occur."""
+def _limits(model: TrainedModel) -> list[float] | list[list[float]] | dict[str, str] | None:
+    """What nnU-Net keeps resampled values within: limits of its clip, or the values that occur.
+
+    Where it resamples what was normalised inside the object alone, these are values of no stored
+    unit: a step of the normalisation keeps them.
+    """
+    if _masked_channels(model):
+        return None
     if set(model.configuration.normalization_schemes) != {"CTNormalization"}:
         return _OF_BOX
     channels = [_intensities(model, channel) for channel in range(len(model.dataset.channels))]

@@ -63,7 +63,8 @@ class OwnResampling:
         order: of the spline for the image.
         separate_z: whether the axis of the longest voxels takes the nearest ones; "auto" if that
             depends on the voxel sizes.
-        clip: what values are kept within, before and after, as ``input.resample.clip`` says it.
+        clip: what values are kept within, before and after, as ``input.resample.clip`` says it;
+            None for nothing.
         order_back: of the spline for what the network gives.
         separate_z_back: as ``separate_z``, on the way back.
         cautions: what the tool does otherwise; sentences.
@@ -71,7 +72,7 @@ class OwnResampling:
 
     order: Literal[0, 1, 3]
     separate_z: bool | Literal["auto"]
-    clip: list[float] | list[list[float]] | dict[str, str]
+    clip: list[float] | list[list[float]] | dict[str, str] | None
     order_back: Literal[0, 1, 3]
     separate_z_back: bool | Literal["auto"]
     cautions: Sequence[str] = ()
@@ -92,6 +93,7 @@ class Recipe:
         resampling: how its own tool brings images to that voxel size; None if it does not, or in a
             way that is not known here.
         needs_levels: whether the settings name levels of the input volume.
+        needs_object: whether these are also of the inside of an object alone.
         cautions: what its own tool does that these settings do not; sentences.
         obstacle: why a job cannot run it, in a clause; None if it can.
         network_file: the file in the package that a job names in its place; None if a job names the
@@ -106,6 +108,7 @@ class Recipe:
     has_unit: bool
     resampling: OwnResampling | None = None
     needs_levels: bool = False
+    needs_object: bool = False
     cautions: Sequence[str] = ()
     obstacle: str | None = None
     network_file: str | None = None

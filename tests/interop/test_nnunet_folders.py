@@ -23,14 +23,20 @@ ENGINE = ["--set=inference.engine=torch", "--set=inference.device=cpu"]
 REGIONS = {"background": 0, "whole": [1, 2], "core": 2}
 
 
-def plans(name="PlainConvUNet", schemes=("CTNormalization",), spacing=SPACING, **properties):
+def plans(
+    name="PlainConvUNet",
+    schemes=("CTNormalization",),
+    spacing=SPACING,
+    is_masked=False,
+    **properties,
+):
     """Plans with another network, normalisation or voxel size."""
     return made.plans(
         configurations={
             "3d_fullres": made.configuration(
                 architecture=made.architecture(name),
                 normalization_schemes=list(schemes),
-                use_mask_for_norm=[False] * len(schemes),
+                use_mask_for_norm=[is_masked] * len(schemes),
                 spacing=list(spacing),
             )
         },
@@ -48,6 +54,17 @@ def noise(shape=(40, 60, 50)):
 def with_border(image):
     """An image with zeros around it, more of them on some sides."""
     return np.pad(image, [(3, 2), (0, 9), (6, 5)])
+
+
+def with_holes(shape=(36, 60, 50)):
+    """Two channels of one object in a background of zeros, with holes, and a dent."""
+    z, y, x = np.ogrid[*(slice(-1, 1, n * 1j) for n in shape)]
+    image = np.random.default_rng(3).gamma(4, 25, (2, *shape)).clip(1, 255).astype(np.uint8)
+    image[:, z**2 + y**2 + x**2 > 0.8] = 0
+    image[:, (z**2 + y**2 + x**2 < 0.1) | ((z - 0.5) ** 2 + y**2 + x**2 < 0.02)] = 0
+    image[:, (abs(z) < 0.2) & (abs(y) < 0.2) & (x > 0.6)] = 0
+    image[0, (abs(z + 0.4) < 0.1) & (abs(y) < 0.3) & (abs(x) < 0.4)] = 0  # of one channel alone
+    return image
 
 
 def fib25():
@@ -104,6 +121,17 @@ def cases():
             "mirror_axes": None,
         },
     )
+    for name in ("inside an object", "inside an object, finer", "inside an object, two volumes"):
+        yield (
+            name,
+            with_holes(),
+            (1.2, 0.8, 0.7) if "finer" in name else SPACING,
+            {
+                "made": plans(schemes=["ZScoreNormalization"] * 2, is_masked=True),
+                "described": made.dataset(channel_names={"0": "T1", "1": "T2"}),
+                "mirror_axes": None,
+            },
+        )
     yield (
         "finer voxels",
         with_border(noise()),
@@ -150,11 +178,19 @@ NAMES = [
     "fib25, z-score",
     "border of zeros",
     "three channels",
+    "inside an object",
+    "inside an object, finer",
+    "inside an object, two volumes",
     "finer voxels",
     "thick sections",
     "fib25 of finer voxels, z-score",
     "example ct",
 ]
+
+
+def inputs_of(name):
+    """The volumes that a case has, of a channel each if there are several."""
+    return ["t1", "t2"] if "two volumes" in name else ["image"]
 
 
 def make_case(folder, wanted):
@@ -167,7 +203,9 @@ def make_case(folder, wanted):
         made.make_folder(folder / "model", **keys)
         channels = image if image.ndim == 4 else image[None]
         np.savez(folder / "image.npz", image=channels.astype(np.float32), spacing=np.array(spacing))
-        write_volume(folder / "image", image, voxel_size_nm=tuple(1e6 * size for size in spacing))
+        paths = inputs_of(name)
+        for path, values in zip(paths, [image] if len(paths) == 1 else image, strict=True):
+            write_volume(folder / path, values, voxel_size_nm=tuple(1e6 * n for n in spacing))
     return results_of("nnunet_folder.py", folder)
 
 
@@ -204,7 +242,8 @@ def nonzero_box(image):
 def test_a_job_gives_what_nnunet_gives(name, tmp_path, monkeypatch, capsys):
     folder = make_case(tmp_path, name)
     monkeypatch.chdir(folder)
-    assert main(["init", "--model", "model", "--input", "image", "--output", "labels"]) == 0
+    inputs = ["--input", *inputs_of(name)]
+    assert main(["init", "--model", "model", *inputs, "--output", "labels"]) == 0
     follow(capsys.readouterr().out)
     with np.load(folder / "result.npz") as file:
         own = dict(file)

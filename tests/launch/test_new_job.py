@@ -201,6 +201,26 @@ def test_modalities_are_volumes_in_the_order_of_the_channels(folder, capsys):
     assert job.model.input_channels == 2
 
 
+@pytest.mark.parametrize(
+    "voxel_size_nm", [FITTING, (2e6, 8e5, 1e6)], ids=["the same voxels", "finer voxels"]
+)
+@pytest.mark.slow
+def test_what_is_normalised_inside_the_object_alone_is_run(folder, capsys, voxel_size_nm):
+    config = made.configuration(
+        normalization_schemes=["ZScoreNormalization"], use_mask_for_norm=[True]
+    )
+    model = remake(folder, made=made.plans(configurations={"3d_fullres": config}))
+    array = np.random.default_rng(0).integers(1, 256, (20, 50, 40), dtype=np.uint8)
+    array[8:12, 20:30, 20:30] = 0
+    write_volume(folder / "t1", np.pad(array, 4), voxel_size_nm=voxel_size_nm)
+    assert main(["init", "--model", model, "--input", "t1", "--to", "t1.yaml"]) == 0
+    assert follow(capsys.readouterr().out) == ["levels", "plan", "run"]
+    assert (folder / "levels.json.holes" / "index.json").is_file()
+    (step, _) = load_job("t1.yaml").model.normalize
+    assert step.standard.of == "object"
+    assert main(["verify", "t1.yaml", "--deep", "--recompute", "1"]) == 0
+
+
 def test_a_unit_that_is_not_said_is_told(folder):
     package = describe_package(
         remake(folder, made=made.plans(image_reader_writer="Tiff3DIO")), None

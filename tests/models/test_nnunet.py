@@ -129,6 +129,39 @@ def test_normalisations(scheme, normalize, tmp_path):
     assert described.resampling.clip == OF_BOX
 
 
+def test_what_is_normalised_inside_the_object_alone(tmp_path):
+    schemes = ["ZScoreNormalization", "CTNormalization", "ZScoreNormalization"]
+    plans = made.plans(
+        configurations={
+            "3d_fullres": made.configuration(
+                normalization_schemes=[*schemes, "ZScoreNormalization"],
+                use_mask_for_norm=[True, True, False, True],
+            )
+        },
+        foreground_intensity_properties_per_channel={"1": made.CT_PROPERTIES},
+    )
+    names = dict(enumerate(["T1", "CT", "T2", "FLAIR"]))
+    described = recipe(tmp_path, made=plans, described=made.dataset(channel_names=names))
+    assert described.values["model.normalize"] == [
+        {"standard": {"levels": "levels.json", "of": "object"}, "channels": [0, 3]},
+        {"clip": [10.0, 220.0], "channels": [1]},
+        {"standard": {"mean": 100.0, "std": 40.0}, "channels": [1]},
+        {"standard": OF_BOX, "channels": [2]},
+        {"clip": OF_BOX | {"low": 0, "high": 1}},
+    ]
+    assert described.needs_object
+    assert described.resampling.clip is None
+
+
+def test_what_is_not_resampled_by_a_spline_is_kept_within_no_values(tmp_path):
+    masked = {"normalization_schemes": ["ZScoreNormalization"], "use_mask_for_norm": [True]}
+    for number, resampled in enumerate([made.resampling("data", order=1), {}]):
+        found = recipe(tmp_path / str(number), made=plans_with(**masked, **resampled)).values
+        (step, *clips) = found["model.normalize"]
+        assert step == {"standard": {"levels": "levels.json", "of": "object"}}
+        assert len(clips) == number
+
+
 def test_a_scheme_is_missing(tmp_path):
     described = made.dataset(channel_names={"0": "T1", "1": "T2"})
     with pytest.raises(ModelContractError, match=r"1 entries, and dataset\.json 2 channels"):
@@ -165,10 +198,6 @@ def test_images_that_are_not_resampled_have_any_voxel_size(tmp_path):
     [
         ({"normalization_schemes": ["OwnNormalization"]}, "OwnNormalization is none of"),
         ({"preprocessor_name": "MyPreprocessor"}, "preprocessor_name is MyPreprocessor"),
-        (
-            {"normalization_schemes": ["ZScoreNormalization"], "use_mask_for_norm": [True]},
-            "only voxels inside the object are normalised",
-        ),
     ],
 )
 def test_what_is_not_known_is_named(changes, message, tmp_path):
