@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import bz2
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -680,8 +681,13 @@ def _parse_levels(content: bytes, folder: Path) -> object:
             {"rescale": {"levels": url, "low": 0.01, "high": 0.99}},
         ],
     }
+    inside = {"levels": url, "of": "object"}
+    of_object = network | {
+        "normalize": [{"rescale": inside | {"low": 0.01, "high": 0.99}}, {"standard": inside}]
+    }
     for wanted in (
         Network.model_validate(network).normalize,
+        Network.model_validate(of_object).normalize,
         Contrast(levels=url),
         Contrast(levels=url, by="section"),
         Standard(levels=url, to="standard"),
@@ -716,8 +722,40 @@ def _levels() -> list[bytes]:
         "section_moments": [[20.0, 12.0]] * 5,
         "channels": [channel],
         "nonzero": {"start": [0, 0, 0], "stop": [1, 2, 3], "channels": [channel]},
+        "object": {"channels": [channel], "holes_sha256": "0" * 64},
     }
     return [json.dumps(levels).encode(), json.dumps(levels | {"section_moments": None}).encode()]
+
+
+def _parse_holes(content: bytes, folder: Path) -> object:
+    """The index of an object's holes and the bits of its first piece, after a blank line."""
+    from beam_inference.volumes.holes import open_holes, piece_name
+    from beam_inference.volumes.kvstores import LOCAL
+
+    index, _, bits = content.partition(b"\n\n")
+    (folder / "index.json").write_bytes(index)
+    (folder / piece_name(0)).write_bytes(bits)
+    holes = open_holes(folder.as_uri(), hashlib.sha256(index).hexdigest(), LOCAL)
+    box = _small_box(holes.bounds, 1)
+    if box is None:
+        return None
+    inside = np.zeros(box.shape, bool)
+    holes.fill(inside, box, 10.0)
+    return inside
+
+
+def _holes() -> list[bytes]:
+    from beam_inference.volumes.holes import compress_bits, pack_bits
+
+    bits = pack_bits(ARRAY[1:3, 2:5, 1:6] % 3 > 0)
+    piece = {"start": [1, 2, 1], "stop": [3, 5, 6], "sha256": hashlib.sha256(bits).hexdigest()}
+    index = {
+        "start": [0, 0, 0],
+        "stop": [5, 6, 7],
+        "piece_shape": [3, 6, 7],
+        "pieces": {"0": piece},
+    }
+    return [json.dumps(index).encode() + b"\n\n" + compress_bits(bits)]
 
 
 @dataclass(frozen=True)
@@ -1199,6 +1237,7 @@ PARSERS: Sequence[Parser] = (
     Parser("evaluation", _evaluations, _parse_evaluation, (b'"best"', b'"thresholds"', b"../")),
     Parser("boxes.json", _boxes_records, _parse_boxes_record, (b"../", b"box_0001", b"1e999")),
     Parser("levels", _levels, _parse_levels),
+    Parser("holes", _holes, _parse_holes, (b'"pieces"', b'"0"', b"1e999", b"\n\n")),
     Parser("cache", _cache_entries, _parse_cache_entry, (b'"sha256"', b"\n")),
     Parser("torchscript", lambda: [_torchscript()], _parse_network(".pt"), (b"PK\x01\x02",)),
     Parser("pt2", lambda: [_exported()], _parse_network(".pt2"), (b"PK\x01\x02", b".so")),
