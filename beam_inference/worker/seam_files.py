@@ -3,8 +3,9 @@
 A file's key is ``seams/FINGERPRINT/000000000/RECEIVER/CONTRIBUTOR.NUMBER``. What a contributor
 gives to a receiver is float32, little-endian, box after box of
 :func:`beam_inference.geometry.seam_sums.seam_boxes`, each in C order (channel, z, y, x). It is cut
-into files of a fixed number of values, each followed by its CRC-32. A file has one writer and one
-reader, so the reader removes it.
+into files of a fixed number of values, each followed by a CRC-32 of which file of which job it is,
+and of its values: no other one is taken for it. A file has one writer and one reader, so the reader
+removes it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class SeamFiles:
         key: str,
         file_values: int = FILE_VALUES,
     ) -> None:
+        self._job = key
         self._url = f"{state_url}/seams/{key[:16]}"
         self._store = open_kvstore(self._url, storage)
         self._file_values = file_values
@@ -71,8 +73,9 @@ class SeamFiles:
             sums: an array (channels, Z, Y, X) for each box.
         """
         for number, content in enumerate(_contents(sums, self._file_values)):
-            content.extend(_crc32(content))
-            self._write(_key(receiver, contributor, number), content)
+            key = _key(receiver, contributor, number)
+            content.extend(self._crc32(key, content))
+            self._write(key, content)
 
     def read(
         self, receiver: int, wanted: Sequence[tuple[int, Sequence[Zyx]]], channels: int
@@ -104,7 +107,7 @@ class SeamFiles:
             for number, key in enumerate(files):
                 result = self._await_read(reading.popleft(), key)
                 part = values[number * self._file_values :][: self._file_values]
-                if result.state != "value" or not _parse(bytes(result.value), part):
+                if result.state != "value" or not self._parse(key, bytes(result.value), part):
                     return None
                 del result
                 reading.extend(map(self._store.read, islice(waiting, 1)))
@@ -132,6 +135,19 @@ class SeamFiles:
                 TRANSFER_SECONDS
             ),
         )
+
+    def _parse(self, key: str, content: bytes, values: NDArray[np.float32]) -> bool:
+        """Fill in a file's values; False if it is damaged, another file, or of other length."""
+        payload = memoryview(content)[:-_CRC_BYTES]
+        is_whole = len(payload) == values.nbytes
+        if not is_whole or self._crc32(key, payload) != content[-_CRC_BYTES:]:
+            return False
+        values[:] = np.frombuffer(payload, "<f4")
+        return True
+
+    def _crc32(self, key: str, content: bytearray | memoryview) -> bytes:
+        of_name = zlib.crc32(f"{self._job}/{key}".encode())
+        return zlib.crc32(content, of_name).to_bytes(_CRC_BYTES, "little")
 
     def _await_read(self, future: Any, key: str) -> Any:
         """Wait for a file; request it again if that fails."""
@@ -164,19 +180,6 @@ def _contents(sums: Sequence[Sums], file_values: int) -> Iterator[bytearray]:
                     content = bytearray()
     if content:
         yield content
-
-
-def _crc32(content: bytearray | memoryview) -> bytes:
-    return zlib.crc32(content).to_bytes(_CRC_BYTES, "little")
-
-
-def _parse(content: bytes, values: NDArray[np.float32]) -> bool:
-    """Fill in a file's values; False if it does not hold as many, or is damaged."""
-    payload = memoryview(content)[:-_CRC_BYTES]
-    if len(payload) != values.nbytes or _crc32(payload) != content[-_CRC_BYTES:]:
-        return False
-    values[:] = np.frombuffer(payload, "<f4")
-    return True
 
 
 def _boxes(values: NDArray[np.float32], shapes: Sequence[Zyx], channels: int) -> Iterator[Sums]:

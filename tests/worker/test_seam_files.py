@@ -36,6 +36,30 @@ def test_sums_of_several_files_are_read_as_they_were_written(tmp_path):
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
+def test_files_of_two_chunks_that_were_exchanged_are_not_believed(tmp_path):
+    said = {4: np.ones((1, 2, 2, 2), np.float32), 5: np.full((1, 2, 2, 2), 2, np.float32)}
+    files = SeamFiles(f"file://{tmp_path}", Storage(), "0" * 64)
+    for receiver, sums in said.items():
+        files.write(receiver, 7, [sums])
+    one, other = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    assert files.read(4, [(7, [(2, 2, 2)])], 1) is None
+    assert files.read(5, [(7, [(2, 2, 2)])], 1) is None
+
+
+def test_files_of_another_job_are_not_believed(tmp_path):
+    sums = np.ones((1, 2, 2, 2), np.float32)
+    SeamFiles(f"file://{tmp_path}", Storage(), "0" * 64).write(4, 7, [sums])
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    other = SeamFiles(f"file://{tmp_path}", Storage(), "1" * 64)
+    other.write(4, 7, [2 * sums])
+    (own,) = (each for each in tmp_path.rglob("*") if each.is_file() and each != path)
+    own.write_bytes(path.read_bytes())
+    assert other.read(4, [(7, [(2, 2, 2)])], 1) is None
+
+
 def test_the_second_stage_begins_with_what_the_first_one_needed_given_back(
     volume_in, tmp_path, monkeypatch
 ):
