@@ -197,7 +197,8 @@ def _open(job: ResolvedJob, state_url: str, *, trust: Trust) -> OpenJob:
     """Open the job as a worker does.
 
     Raises:
-        StateError: its input is another volume now, or the rules of computing are others.
+        StateError: the rules of computing are others.
+        The errors of :func:`beam_inference.worker.open_job.open_job`.
     """
     if job.numerics != NUMERICS:
         raise StateError(
@@ -214,19 +215,7 @@ def _open(job: ResolvedJob, state_url: str, *, trust: Trust) -> OpenJob:
         threads_per_process=1,
         contract_checked=True,
     )
-    opened = open_job(launch)
-    found = (opened.input.bounds, opened.input.channels, opened.input.values_dtype.name)
-    expected = (job.input_bounds, job.input_channels, job.input_dtype)
-    if found != expected:
-        raise StateError(
-            "nothing can be recomputed: the input had the bounds, channels and dtype "
-            f"{_as_text(expected)} at launch, and has {_as_text(found)} now"
-        )
-    return opened
-
-
-def _as_text(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values))
+    return open_job(launch)
 
 
 @contextmanager

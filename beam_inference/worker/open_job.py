@@ -13,7 +13,8 @@ from beam_inference.engines.loading import load_predictor, load_reference
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.trial import settle
 from beam_inference.errors import WorkerFault
-from beam_inference.geometry.bounding_box import grown_shape
+from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
+from beam_inference.geometry.resampling import Resampling
 from beam_inference.job.messages import Launch
 from beam_inference.job.operator_files import local_operators, operator_sha256
 from beam_inference.job.parts import normalization, open_input, output_spec
@@ -179,20 +180,26 @@ def open_job(
 
 def _check_input(volume: InputVolume, job: ResolvedJob) -> None:
     """Refuse inputs that are not those that the job began with."""
-    if volume.bounds != job.input_bounds or volume.resampling != job.resampling:
-        raise WorkerFault(
-            f"the input {volume.url} is {volume.bounds} (z, y, x), and was {job.input_bounds} when "
-            "the job began: it is another volume, or lies elsewhere"
-        )
+    first = (job.input_bounds, job.resampling, job.input_channels, job.input_dtype)
+    _check_volume(volume, volume.bounds, first)
     for each, known in zip(volume.further, job.further_inputs, strict=True):
-        stored = each.volume.stored
-        found = (stored.bounds, each.volume.resampling, stored.channels, stored.dtype.name)
-        if found != (known.bounds, known.resampling, known.channels, known.dtype):
-            raise WorkerFault(
-                f"the input {stored.url} is {stored.bounds} (z, y, x), {stored.channels} "
-                f"channel(s) of {stored.dtype.name}, and was {known.bounds}, {known.channels} of "
-                f"{known.dtype} when the job began: it is another volume, or lies elsewhere"
-            )
+        further = (known.bounds, known.resampling, known.channels, known.dtype)
+        _check_volume(each.volume, each.volume.stored.bounds, further)
+
+
+def _check_volume(
+    volume: InputVolume,
+    bounds: BoundingBox,
+    known: tuple[BoundingBox, Resampling | None, int, str],
+) -> None:
+    """Refuse an input whose bounds, resampling, channels or dtype are not those of the launch."""
+    found = (bounds, volume.resampling, volume.channels, volume.values_dtype.name)
+    if found != known:
+        raise WorkerFault(
+            f"the input {volume.url} is {bounds} (z, y, x), {found[2]} channel(s) of {found[3]}, "
+            f"and was {known[0]}, {known[2]} of {known[3]}, when the job began: it is another "
+            "volume, or lies elsewhere. Put that one back, or launch a job with another output.path"
+        )
 
 
 def _open_output(job: ResolvedJob, key: str) -> OpenOutput:

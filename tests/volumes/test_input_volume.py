@@ -229,6 +229,15 @@ def test_a_launch_elsewhere_finds_the_volume_as_the_job_took_it(tmp_path, stored
         Worker(launch)
 
 
+def test_a_worker_refuses_an_input_that_holds_other_values_since_the_launch(tmp_path, stored):
+    launch = prepare(parsed(tmp_path, stored))
+    info = json.loads((stored / "info").read_text())
+    assert info["data_type"] == "uint8"
+    (stored / "info").write_text(json.dumps(info | {"data_type": "int8"}))
+    with pytest.raises(WorkerFault, match=r"1 channel\(s\) of int8, and was .*, 1 of uint8"):
+        Worker(launch)
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
