@@ -69,7 +69,7 @@ def count_levels(
         beside=beside,
         finds_object=finds_object,
     )
-    StageRecords(plan.job).begin(overwrite=overwrite or not plan.is_written())
+    StageRecords(plan.job).begin(overwrite=overwrite or plan.begins_anew())
     holes = holes_url(url_of(to))
     if overwrite:
         delete_folder(open_kvstore(holes, storage), holes)
@@ -101,6 +101,19 @@ class LevelsPlan:
         """Whether the file is there."""
         store = open_kvstore(self.folder, self.job.storage)
         return read_key(store, self.name, self.folder) is not None
+
+    def begins_anew(self) -> bool:
+        """Whether there is no file, and no count of this job that could go on to make it.
+
+        Raises:
+            StateError: the records cannot be read.
+        """
+        if self.is_written():
+            return False
+        earlier = StageRecords(self.job).earlier_job()
+        if earlier is None or earlier.fingerprint != self.job.fingerprint:
+            return True
+        return bool(earlier.done_chunks(self.job.stages[-1], [0]))  # the counts were removed then
 
 
 def plan_levels(

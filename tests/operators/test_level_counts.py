@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -13,10 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from beam_inference.beam.stage_runner import run_stages
 from beam_inference.cli.main import main
 from beam_inference.config.formats import OutputSpec
+from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.stage_records import StageRecords
+from beam_inference.launch.count_levels import plan_levels
 from beam_inference.operators import level_counts
 from beam_inference.operators.distributions import QUANTILES
 from beam_inference.operators.integer_counts import count_values, mean_and_std, values_at
@@ -219,6 +224,30 @@ def test_what_is_gone_is_counted_again_and_so_is_what_was_changed(tmp_path, caps
     assert "holds records of another job (what differs: input_values)" in capsys.readouterr().err
     assert main(["levels", url, "--to", str(to), "--overwrite"]) == 0
     assert json.loads(to.read_text())["volume"] == [9] * len(QUANTILES)
+
+
+@pytest.mark.parametrize("finds_object", [False, True])
+def test_a_count_that_was_interrupted_goes_on(tmp_path, finds_object):
+    url = write_volume(tmp_path / "in", INPUT[:3], block_shape=(16, 16, 16))
+    to = tmp_path / "levels.json"
+    plan = plan_levels(
+        url,
+        str(to),
+        scale=0,
+        channel=None,
+        storage=Storage(),
+        beside=(),
+        finds_object=finds_object,
+    )
+    StageRecords(plan.job).begin()
+    assert run_stages(replace(plan.job, stages=plan.job.stages[:1]), [], 1).is_complete
+    first = {
+        path: path.stat().st_mtime_ns for path in to.parent.glob("*.parts/**/values/**/*.json")
+    }
+    assert first
+    assert main(["levels", url, "--to", str(to), *(["--object"] if finds_object else [])]) == 0
+    assert first == {path: path.stat().st_mtime_ns for path in first}
+    assert json.loads(to.read_text())["start"] == 0
 
 
 def test_a_copy_of_a_volume_holds_the_same_and_a_changed_block_is_noticed(tmp_path):
