@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from beam_inference.config.fields import Frozen, Point, Shape
 from beam_inference.config.storage import Storage
-from beam_inference.errors import ConfigError, PermanentReadError, VolumeError
+from beam_inference.errors import ConfigError, PermanentReadError, StalledReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import add, ceil_div, triple
@@ -182,7 +182,11 @@ class Holes:
         piece = self._index.pieces[number]
         try:
             result = self._store.read(name).result(timeout=timeout)
-        except (TimeoutError, ValueError, OSError) as error:
+        except TimeoutError:
+            raise StalledReadError(
+                f"cannot read {self.url}/{name}: it is not there after {timeout:g} s"
+            ) from None
+        except (ValueError, OSError) as error:
             raise read_error(error, f"{self.url}/{name}") from error
         depth, height, width = piece.box.shape
         length = depth * ceil_div(height * width, 8)

@@ -19,6 +19,7 @@ from beam_inference.launch.job_files import load_job
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.operators import level_counts
 from beam_inference.operators.level_stages import plan_level_stages
+from beam_inference.training.config import parse_training
 
 SHAPE = (30, 40, 44)
 START = (3, -5, 2)
@@ -348,6 +349,23 @@ def test_what_cannot_be_done_is_refused(made, tmp_path, steps, sections, message
     with pytest.raises(ConfigError, match=message):
         prepare(parse_job(values, tmp_path))
     assert not (tmp_path / "out").exists()
+
+
+def test_an_object_is_no_part_of_a_training(tmp_path):
+    training = {
+        "volumes": [{"image": "em", "labels": "labels"}],
+        "output": "trained",
+        "patch_shape": [4, 12, 12],
+        "split": {"block_shape": [8, 24, 24], "validation": 0.2, "test": 0.1},
+        "target": {"kind": "affinities"},
+        "network": {"path": "networks.py:network"},
+        "steps": 6,
+        "batch_size": 2,
+    }
+    step = {"standard": {"mean": 1, "std": 2, "of": "object"}}
+    parse_training(training, tmp_path)
+    with pytest.raises(ConfigError, match="an object belongs to one volume"):
+        parse_training(training | {"normalize": [step]}, tmp_path)
 
 
 def test_a_mask_of_the_input_hides_the_object_too(made, tmp_path):

@@ -183,6 +183,9 @@ def test_a_network_is_not_changed():
         assert torch.equal(value, before[name])
 
 
+OF_OBJECT = {"standard": {"mean": 1, "std": 2, "of": "object"}}
+
+
 @pytest.mark.parametrize(
     ("array", "network", "keys", "error", "message"),
     [
@@ -192,6 +195,7 @@ def test_a_network_is_not_changed():
         ((IMAGE, IMAGE), Position(), {}, ConfigError, r"found a tuple of 2: give list"),
         (IMAGE, Position(), {"patch_overlap": (8, 0, 0)}, ConfigError, "must be smaller"),
         (IMAGE, Position(), {"normalize": {"levels": "l.json"}}, ConfigError, "belong to a volume"),
+        (IMAGE, Position(), {"normalize": [OF_OBJECT]}, ConfigError, "belong to a volume"),
         (IMAGE / 2, Position(), {"normalize": "unit"}, ConfigError, "needs an integer input"),
         (IMAGE, Position(), {}, ModelContractError, "returns an array of shape"),
         (IMAGE, 7, {}, ModelContractError, "is a int, not a torch module or a function"),
