@@ -107,6 +107,7 @@ class StoredVolume:
         storage: how object stores are reached.
         info: its extent, dtype, and so on.
         place: canonical form of the URL.
+        missing_chunks: chunks of the job that writes it which are not done.
     """
 
     url: str
@@ -114,11 +115,13 @@ class StoredVolume:
     storage: Storage
     info: SourceInfo
     place: str
+    missing_chunks: int = 0
 
     @property
     def identity(self) -> Json:
-        """URL and scale: nobody writes to a source while it is converted."""
-        return {"volume": self.url, "scale": self.scale}
+        """URL and scale, and what is missing: nobody writes to a source while it is converted."""
+        missing = {"missing_chunks": self.missing_chunks} if self.missing_chunks else {}
+        return {"volume": self.url, "scale": self.scale, **missing}
 
     def open(self) -> Read:
         """Open the volume."""

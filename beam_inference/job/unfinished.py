@@ -11,7 +11,7 @@ from beam_inference.job.state import State, state_folder_of
 logger = logging.getLogger(__name__)
 
 
-def warn_if_unfinished(url: str, storage: Storage) -> None:
+def warn_if_unfinished(url: str, storage: Storage) -> int:
     """Warn where a volume's own state folder says that chunks of its job are missing.
 
     Nothing is said of a volume whose job keeps its state elsewhere, or that no job has written.
@@ -19,19 +19,23 @@ def warn_if_unfinished(url: str, storage: Storage) -> None:
     Args:
         url: URL of the volume that is read.
         storage: how object stores are reached.
+
+    Returns:
+        How many are missing, as far as that can be told. What is made of the volume then is not
+        what is made of it once they are done.
     """
     if url.startswith(("http://", "https://")):  # no listing there
-        return
+        return 0
     try:
         state = State(state_folder_of(url), storage)
         job = state.load_job()
         if job is None:
-            return
+            return 0
         count = job.plan.chunks.count
         done = state.of(job).count_receipts(0, count)
     except (StateError, WorkerFault) as error:
         logger.warning("whether all of %s is done cannot be told: %s", url, error)
-        return
+        return 0
     if done < count:
         logger.warning(
             "%s: %d of the %d chunks of its job are not done, and read as zeros here. Finish it "
@@ -40,3 +44,4 @@ def warn_if_unfinished(url: str, storage: Storage) -> None:
             count - done,
             count,
         )
+    return max(0, count - done)

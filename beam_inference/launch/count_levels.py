@@ -9,6 +9,7 @@ from beam_inference.beam.stage_runner import StageOutcome, check_place, run_stag
 from beam_inference.config.storage import Storage
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
+from beam_inference.job.unfinished import warn_if_unfinished
 from beam_inference.operators.level_counts import (
     CountValues,
     describe_input,
@@ -69,6 +70,8 @@ def count_levels(
         beside=beside,
         finds_object=finds_object,
     )
+    for each in (volume, *beside):
+        warn_if_unfinished(url_of(each), storage)
     StageRecords(plan.job).begin(overwrite=overwrite or plan.begins_anew())
     holes = holes_url(url_of(to))
     if overwrite:

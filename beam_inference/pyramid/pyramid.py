@@ -25,6 +25,7 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.stage_job import DoChunk, StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.job.stage_witnesses import Testimony, check_witnesses, is_same
+from beam_inference.job.unfinished import warn_if_unfinished
 from beam_inference.operators.downsampling import Method, downsample
 from beam_inference.pyramid.multiscale import MultiscaleVolume, multiscale_volume
 from beam_inference.pyramid.scale_geometry import (
@@ -347,6 +348,7 @@ def run_pyramid(
     from beam_inference.beam.stage_runner import run_stages  # slow to import
 
     job = pyramid.job()
+    warn_if_unfinished(pyramid.volume.url, job.storage)
     records = StageRecords(job)
     if overwrite:
         remove_scales(job)

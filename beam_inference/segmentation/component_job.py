@@ -76,7 +76,7 @@ def plan_components(
     if threshold is not None:
         check_threshold("--threshold", threshold, volume.dtype, source)
         check_separates("--threshold", threshold, volume.dtype, source)
-    warn_if_unfinished(source, storage)
+    missing = warn_if_unfinished(source, storage)
     output, grid = plan_output(volume, target, layout, _SIDE, storage, overwrite=overwrite)
     return ComponentPlan(
         source=source,
@@ -88,5 +88,6 @@ def plan_components(
         grid=grid,
         output=output,
         storage=storage,
-        input_bytes=volume.dtype.itemsize,
+        input_dtype=volume.dtype.name,
+        missing_chunks=missing,
     )

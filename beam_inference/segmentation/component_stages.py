@@ -38,7 +38,6 @@ from beam_inference.segmentation.numbering import (
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan
 from beam_inference.segmentation.scratch import Arrays
 from beam_inference.segmentation.table import LINES_PER_PART, tabulate
-from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
 
 
@@ -60,9 +59,7 @@ def component_stages(
 
 def label(plan: ComponentPlan) -> DoChunk:
     """Make the worker that labels each chunk alone."""
-    source = open_volume(
-        plan.source, scale=plan.scale, channel=[plan.channel], storage=plan.storage
-    )
+    source = plan.open_input()
     scratch = plan.scratch()
 
     def do(index: int) -> None:

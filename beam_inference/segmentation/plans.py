@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.storage import Storage
+from beam_inference.errors import WorkerFault
 from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.scratch import Scratch
+from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.volume import Volume
 
 _STAGES_VERSION = 4
 """Counts up when the files that stages write for one another change."""
@@ -30,7 +36,8 @@ class LabelPlan:
         min_size: objects of fewer voxels are removed.
         output: the output.
         storage: how object stores are reached.
-        input_bytes: bytes that are read of the input for each voxel of the output.
+        input_dtype: name of the input's dtype.
+        missing_chunks: chunks of the job that writes the input which were not done at the plan.
         scratch_url: a folder for the files that stages write for one another; named by
             :func:`~beam_inference.segmentation.make_labels.make_labels`.
     """
@@ -41,7 +48,8 @@ class LabelPlan:
     min_size: int
     output: OutputSpec
     storage: Storage
-    input_bytes: int
+    input_dtype: str
+    missing_chunks: int = 0
     scratch_url: str = ""
     kind: ClassVar[str]
     """Name of the job's folder among records."""
@@ -57,7 +65,14 @@ class LabelPlan:
     @property
     def description(self) -> Json:
         """Everything that determines the bytes that are written, as JSON values."""
+        missing = {"missing_chunks": self.missing_chunks} if self.missing_chunks else {}
         return {
+            "input": {
+                "path": self.source,
+                "scale": self.scale,
+                "dtype": self.input_dtype,
+                **missing,
+            },
             "min_size": self.min_size,
             "bounds": [self.grid.roi.start, self.grid.roi.stop],
             "chunk_shape": self.grid.chunk_shape,
@@ -79,13 +94,34 @@ class LabelPlan:
     @property
     def bytes_per_voxel(self) -> int:
         """Memory for each voxel of a chunk while it is worked on."""
-        return self.working_bytes + self.input_bytes
+        return self.working_bytes + len(self.read_channels) * np.dtype(self.input_dtype).itemsize
 
     @property
     def chunk_memory_gib(self) -> float:
         """Memory of the largest chunk, which each of a worker's threads needs."""
         shape = zyx.minimum(self.grid.chunk_shape, self.grid.roi.shape)
         return math.prod(shape) * self.bytes_per_voxel / 2**30
+
+    @property
+    def read_channels(self) -> Sequence[int]:
+        """Channels of the input that are read."""
+        raise NotImplementedError
+
+    def open_input(self) -> Volume:
+        """Open the channels of the input that are read.
+
+        Raises:
+            WorkerFault: it holds values of another dtype than at the plan.
+        """
+        channels = list(self.read_channels)
+        volume = open_volume(self.source, scale=self.scale, channel=channels, storage=self.storage)
+        if volume.dtype.name != self.input_dtype:
+            raise WorkerFault(
+                f"{self.source} holds {volume.dtype.name}, and held {self.input_dtype} when the "
+                f"{self.table_folder} were begun: it is another volume. Put that one back, or pass "
+                "--overwrite to make everything again"
+            )
+        return volume
 
     @property
     def table_url(self) -> str:
@@ -132,11 +168,17 @@ class ComponentPlan(LabelPlan):
     @property
     def description(self) -> Json:
         """Everything that determines the bytes that are written, as JSON values."""
-        return super().description | {
-            "input": {"path": self.source, "scale": self.scale, "channel": self.channel},
+        shared = super().description
+        return shared | {
+            "input": shared["input"] | {"channel": self.channel},
             "threshold": self.threshold,
             "connectivity": self.connectivity,
         }
+
+    @property
+    def read_channels(self) -> Sequence[int]:
+        """The one channel."""
+        return [self.channel]
 
     @property
     def cause_of_nothing(self) -> str:
@@ -184,17 +226,18 @@ class SegmentationPlan(LabelPlan):
     @property
     def description(self) -> Json:
         """Everything that determines the bytes that are written, as JSON values."""
-        return super().description | {
-            "input": {
-                "path": self.source,
-                "scale": self.scale,
-                "channels": self.channels,
-                "to_next": self.to_next,
-            },
+        shared = super().description
+        return shared | {
+            "input": shared["input"] | {"channels": self.channels, "to_next": self.to_next},
             "low": self.low,
             "high": self.high,
             "threshold": self.threshold,
         }
+
+    @property
+    def read_channels(self) -> Sequence[int]:
+        """Those of the affinities."""
+        return self.channels
 
     @property
     def cause_of_nothing(self) -> str:

@@ -62,9 +62,7 @@ from beam_inference.segmentation.regions import (
 from beam_inference.segmentation.scratch import Arrays, Scratch
 from beam_inference.segmentation.table import tabulate_segments
 from beam_inference.segmentation.watershed import find_fragments, fragment_pairs
-from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
-from beam_inference.volumes.volume import Volume
 
 
 def segment_stages(*plans: SegmentationPlan) -> tuple[Stage, ...]:
@@ -102,15 +100,9 @@ def _groups(plan: SegmentationPlan, tier: int) -> int:
     return math.prod(plan.tiers[tier])
 
 
-def _affinities(plan: SegmentationPlan) -> Volume:
-    return open_volume(
-        plan.source, scale=plan.scale, channel=list(plan.channels), storage=plan.storage
-    )
-
-
 def label(plan: SegmentationPlan) -> DoChunk:
     """Make the worker that finds the fragments of each chunk alone."""
-    source = _affinities(plan)
+    source = plan.open_input()
     scratch = plan.scratch()
 
     def do(index: int) -> None:

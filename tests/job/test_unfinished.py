@@ -1,12 +1,21 @@
 """Commands that read what a job writes say so where it is not done."""
 
+import json
 import shutil
 
-from helpers import job_values, write_job
+import numpy as np
+import pytest
+from helpers import job_values, read_volume, write_job
 
 from beam_inference.cli.main import main
 from beam_inference.config.storage import Storage
+from beam_inference.conversion.convert import convert
+from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job.unfinished import warn_if_unfinished
+from beam_inference.segmentation.component_job import plan_components
+from beam_inference.segmentation.component_stages import component_stages
+from beam_inference.segmentation.layout import Layout
+from beam_inference.segmentation.make_labels import components
 
 
 def test_chunks_that_are_missing_are_told(volume_in, tmp_path, caplog):
@@ -29,10 +38,63 @@ def test_chunks_that_are_missing_are_told(volume_in, tmp_path, caplog):
     assert not caplog.records
 
 
-def test_commands_tell_it(volume_in, tmp_path, caplog):
+def begin(volume_in, tmp_path, chunks):
+    """Do some chunks of a job; its file, and its output."""
     output = {"dtype": "uint8", "value_range": [0, 255]}
     values = job_values(volume_in, tmp_path / "out", output=output)
     job = write_job(tmp_path / "job.yaml", values)
-    assert main(["run", str(job), "--chunks", "0"]) == 0
-    assert main(["convert", str(tmp_path / "out"), str(tmp_path / "copy")]) == 0
+    assert main(["run", str(job), "--chunks", chunks]) == 0
+    return str(job), str(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["convert", "{out}", "{tmp_path}/copy"],
+        ["components", "{out}", "{tmp_path}/copy", "--threshold", "100"],
+        ["levels", "{out}", "--to", "{tmp_path}/levels.json"],
+        ["pyramid", "{out}"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_tell_it(command, volume_in, tmp_path, caplog):
+    _, out = begin(volume_in, tmp_path, "0")
+    assert main([word.format(out=out, tmp_path=tmp_path) for word in command]) == 0
     assert "17 of the 18 chunks of its job are not done" in caplog.text
+
+
+def convert_part_by_part(source, target, **keys):
+    """Convert so that its witnesses, the first window of some chunks, are small."""
+    return convert(source, target, window_bytes=2**14, **keys).outcome.is_complete
+
+
+def find_components(source, target, **keys):
+    """Label the components of a volume."""
+    return components(source, target, threshold=100, **keys).outcome.is_complete
+
+
+@pytest.mark.parametrize("make", [convert_part_by_part, find_components])
+def test_what_was_made_of_less_is_not_called_complete(make, volume_in, tmp_path):
+    job, out = begin(volume_in, tmp_path, "0-8,10-17")
+    made = str(tmp_path / "made")
+    assert make(out, made)
+    assert main(["run", job]) == 0
+    with pytest.raises(StateError, match="another job|did not begin"):
+        make(out, made)
+    assert make(out, made, overwrite=True)
+    assert make(out, str(tmp_path / "anew"))
+    np.testing.assert_array_equal(read_volume(made), read_volume(tmp_path / "anew"))
+
+
+def test_components_of_an_input_that_holds_other_values_since_are_refused(volume_in, tmp_path):
+    plan = plan_components(
+        str(volume_in),
+        str(tmp_path / "out"),
+        threshold=200,
+        layout=Layout(),
+        storage=Storage(),
+    )
+    info = json.loads((volume_in / "info").read_text())
+    (volume_in / "info").write_text(json.dumps(info | {"data_type": "int8"}))
+    with pytest.raises(WorkerFault, match="holds int8, and held uint8"):
+        component_stages(plan)[0].make_worker()
