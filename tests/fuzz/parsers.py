@@ -180,6 +180,33 @@ def _volume(marker: str, format: str) -> Parser:
     return Parser(name, lambda: [_files(format)[marker]], parse, (*words, b'"../outside"'))
 
 
+def _further_input(marker: str, format: str) -> Parser:
+    """A second volume of a job, one file of whose metadata is what is tried."""
+
+    def parse(content: bytes, folder: Path) -> object:
+        from beam_inference.config.job_file import parse_job
+        from beam_inference.job.parts import open_input
+
+        for volume in ("in", "other"):
+            for name, sound in _files(format).items():
+                (folder / volume / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / volume / name).write_bytes(sound)
+        (folder / "other" / marker).write_bytes(content)
+        values = job_values("in", "out", model={"input_channels": 2, "output_channels": 2})
+        opened = open_input(parse_job(values | {"inputs": [{"path": "other"}]}, folder))
+        box = _small_box(opened.bounds, 2 * opened.cutout_dtype.itemsize)
+        if math.prod(opened.volumes[1].block_shape) > MOST_READ_BYTES // 8:
+            return None
+        array = opened.cutout(box, "reflect", 0.0)
+        if array.shape != (opened.all_channels, *box.shape) or (array[0] != ARRAY).any():
+            raise AssertionError("what follows the first volume has changed it")
+        return None
+
+    name = f"inputs-{format}-{marker}"
+    words = (b'"scale"', b'"translation"', b'"resolution"', b'"voxel_offset"', b'"size"', b"1e-9")
+    return Parser(name, lambda: [_files(format)[marker]], parse, words)
+
+
 def _open_and_read(folder: Path) -> None:
     from beam_inference.volumes.opening import open_volume
 
@@ -1163,6 +1190,8 @@ PARSERS: Sequence[Parser] = (
         _parse_prices,
     ),
     _volume("info", "precomputed"),
+    _further_input("info", "precomputed"),
+    _further_input("zarr.json", "ome_zarr"),
     _volume("zarr.json", "zarr3"),
     _volume(".zarray", "zarr2"),
     _volume(".zattrs", "zarr2"),
