@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from fakes.gcs import GcsStandIn
 from helpers import do_and_read, do_job, job_values, write_job, write_levels, write_volume
 from scipy import ndimage
 from skimage.transform import resize
@@ -12,6 +13,7 @@ from skimage.transform import resize
 from beam_inference import prepare
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
+from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
@@ -20,6 +22,7 @@ from beam_inference.launch.planned_job import plan_job
 from beam_inference.operators import level_counts
 from beam_inference.operators.level_stages import plan_level_stages
 from beam_inference.training.config import parse_training
+from beam_inference.volumes.opening import open_volume
 
 SHAPE = (30, 40, 44)
 START = (3, -5, 2)
@@ -234,6 +237,31 @@ def test_a_job_goes_on_without_its_levels_but_not_without_its_holes(job, tmp_pat
     assert (
         main(["reproduce", str(tmp_path / "out"), f"--file=model.normalize={tmp_path}/away"]) == 0
     )
+
+
+def test_levels_and_holes_in_an_object_store(made, tmp_path, monkeypatch):
+    array, _, _ = made
+    write_volume(tmp_path / "in", array, START, block_shape=(16, 16, 16))
+    with GcsStandIn(["data"], fail_rate=0.05, latency=0.002, seed=1) as gcs:
+        for path in (tmp_path / "in").rglob("*"):
+            if path.is_file():
+                gcs.put("data", str(path.relative_to(tmp_path)), path.read_bytes())
+        values = values_of("in", "out", [of_object("levels.json")])
+        gcs.put("data", "job.yaml", json.dumps(values).encode())
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+        monkeypatch.setattr(level_counts, "CHUNK_VOXELS", 1)
+        for command in (
+            ["levels", "gs://data/in", "--object", "--to", "gs://data/levels.json"],
+            ["run", "gs://data/job.yaml"],
+            ["verify", "gs://data/job.yaml", "--deep"],
+        ):
+            assert main(command) == 0, command
+        assert len(gcs.names("data", "levels.json.holes/")) > 2
+        assert sum(gcs.failures.values()) > 5
+        storage = Storage.model_validate({"gcs": {"endpoint": gcs.url}})
+        volume = open_volume("gs://data/out", storage=storage)
+        found = volume.read(volume.bounds)
+    np.testing.assert_allclose(found, standardized(array), atol=5e-6)
 
 
 def test_workers_elsewhere_must_reach_the_holes(job):
