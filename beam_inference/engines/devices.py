@@ -100,14 +100,19 @@ def _has_cuda_driver() -> bool:
 
 
 def device_memory(device: str) -> int | None:
-    """Bytes of memory of a job's device; None on the CPU, and where that is not known."""
+    """Bytes of memory of a job's device; None on the CPU, and where that is not known.
+
+    A device that is absent is refused when the network is loaded, not here.
+    """
     kind = kind_of(device)
     if not TRAITS[kind].reports_memory or find_accelerator() != kind:
         return None
     import torch
 
-    _, _, number = device.partition(":")
-    return int(torch.accelerator.get_memory_info(int(number or 0))[1])
+    number = int(device.partition(":")[2] or 0)
+    if number >= torch.accelerator.device_count():
+        return None
+    return int(torch.accelerator.get_memory_info(number)[1])
 
 
 def start_device_peak(device: str) -> int:

@@ -82,7 +82,8 @@ def join_ranks(device: torch.device, partition: Zyx) -> Iterator[Ranks]:
         partition: ranks that share a patch, along z, y and x.
 
     Raises:
-        ConfigError: there are not as many ranks as share patches, or a multiple of them.
+        ConfigError: there are not as many ranks as share patches, or a multiple of them; or more
+            ranks on this machine than GPUs, where ranks compute on these.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     members = math.prod(partition)
@@ -95,6 +96,8 @@ def join_ranks(device: torch.device, partition: Zyx) -> Iterator[Ranks]:
     if count == 1:
         yield Ranks()
         return
+    if device.type == "cuda":
+        _check_gpus()
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         rank = distributed.get_rank()
@@ -102,6 +105,22 @@ def join_ranks(device: torch.device, partition: Zyx) -> Iterator[Ranks]:
         yield Ranks(rank, count, int(os.environ.get("LOCAL_RANK", "0")), mesh)
     finally:
         distributed.destroy_process_group()
+
+
+def _check_gpus() -> None:
+    """Compare the ranks of this machine with its GPUs, before any waits for another one.
+
+    Raises:
+        ConfigError: there are more ranks.
+    """
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    gpus = torch.cuda.device_count()
+    if ranks > gpus:
+        raise ConfigError(
+            f"each rank takes a GPU, and there are {ranks} ranks on this machine, of whose GPUs "
+            f"PyTorch sees {gpus}. Start as many ranks: torchrun --nproc-per-node={gpus} "
+            "-m beam_inference train …"
+        )
 
 
 def _join_mesh(partition: Zyx, rank: int, count: int) -> Mesh:

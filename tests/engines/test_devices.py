@@ -11,9 +11,10 @@ from oracles.chunks import infer_once
 from torch import nn
 
 from beam_inference.cli.main import main
+from beam_inference.engines import devices
 from beam_inference.engines.augmented import augment, symmetries
 from beam_inference.engines.batch_norm_folding import fold_batch_norm
-from beam_inference.engines.devices import find_accelerator
+from beam_inference.engines.devices import device_memory, find_accelerator
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.speed import fastest_batch_size
 from beam_inference.engines.torch_forward import torch_predictor
@@ -245,3 +246,11 @@ def test_a_cutout_on_its_way_gives_what_one_at_hand_does(device):
     np.testing.assert_array_equal(
         inference.infer(sent, work).core, inference.infer(plain, work).core
     )
+
+
+def test_the_memory_of_a_device_that_is_absent_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr(devices, "find_accelerator", lambda: "cuda")
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda number: (1, 10 + number))
+    assert device_memory("cuda") == device_memory("cuda:0") == 10
+    assert device_memory("cuda:1") is None

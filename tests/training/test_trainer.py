@@ -490,6 +490,30 @@ def test_a_gpu_gives_the_weights_of_a_cpu(folder, network):
         torch.testing.assert_close(each, weights(folder, "cuda")[name], rtol=0, atol=1e-3)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_a_training_goes_on_on_a_gpu(folder, precision):
+    keys = {"network": {"residual_unet": UNET}, "patch_shapes": SHAPES, "batch_size": 3}
+    keys |= {"optimizer": {"kind": "sgd", "learning_rate": 0.05, "schedule": "constant"}}
+    keys |= {"device": "cuda", "precision": precision, "ema": 0.9, "steps": 8}
+    train(parse_training(values(**keys), folder))
+    parts = values(**keys) | {"output": "parts"}
+    train(parse_training(parts | {"steps": 5}, folder))
+    assert train(parse_training(parts, folder)).steps_done == 3
+    for name, each in weights(folder).items():  # gradients are added up in no certain order
+        torch.testing.assert_close(each, weights(folder, "parts")[name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_more_ranks_than_gpus_are_refused(folder):
+    count = torch.cuda.device_count() + 1
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        train_with_ranks(folder, count, device="cuda", batch_size=count)
+    message = caught.value.stderr.decode()
+    assert f"there are {count} ranks on this machine" in message
+    assert "defect of beam-inference" not in message
+
+
 def test_classes_are_learnt_by_numbers(folder, one_thread):
     (folder / "networks.py").write_text(NETWORK.format(channels=5))
     loss = {"kind": "dice_cross_entropy", "balance": 1}
