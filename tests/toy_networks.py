@@ -20,7 +20,7 @@ class Position(nn.Module):
     """One channel in, two out; answers depend on the place in the patch: wrong geometry shows."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        z, y, x = (torch.linspace(1, 2, n) for n in batch.shape[2:])
+        z, y, x = (torch.linspace(1, 2, n, device=batch.device) for n in batch.shape[2:])
         ramp = z[:, None, None] * y[:, None] ** 2 * x**3
         return torch.cat([batch * ramp, batch - ramp], 1)
 

@@ -132,15 +132,26 @@ def check_contract(
             )
             raise ModelContractError(
                 f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, "
-                f"channels, z, y, x): {reason.splitlines()[-1][:400]}. Check "
-                "model.input_channels, model.dims (of 2, also model.sections) and "
-                f"inference.patch_shape.{smaller}"
+                f"channels, z, y, x): {reason.splitlines()[-1][:400]}. {_advice(reason)}{smaller}"
             ) from error
         predictor.device.make_room()  # only here is what the failed call held free again
         logger.warning(
             "device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2
         )
         batch_size //= 2
+
+
+def _advice(reason: str) -> str:
+    """What to look at where a network fails for a reason."""
+    if "on the same device" in reason:
+        return (
+            "The network makes a tensor on the CPU: make it on the input's device, as by "
+            "torch.zeros(…, device=batch.device), or register it as a buffer."
+        )
+    return (
+        "Check model.input_channels, model.dims (of 2, also model.sections) and "
+        "inference.patch_shape."
+    )
 
 
 def _sample(predictor: Predictor, predictions: Any) -> NDArray[np.float32]:

@@ -93,6 +93,17 @@ def test_other_last_bits_are_warned_about(caplog):
     assert not caplog.text
 
 
+def test_tensors_on_another_device_are_told_as_that():
+    def network(batch):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            "cuda:0 and cpu!"
+        )
+
+    with pytest.raises(ModelContractError, match="makes a tensor on the CPU: make it on the input"):
+        once(network)
+
+
 def test_a_network_may_overwrite_its_input(caplog):
     once(lambda batch: batch.mul_(0.5))
     assert not caplog.text
