@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job import JobConfig
@@ -29,6 +30,7 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.protocol import Encoding
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.records import Part, Receipt
 from beam_inference.job.state import State
@@ -64,13 +66,24 @@ def small_unet() -> torch.nn.Module:
 
 def write_input(folder: Path, shape: tuple[int, int, int]) -> None:
     """A volume of random uint8 voxels, ``in``."""
-    box = BoundingBox((0, 0, 0), shape)
+    write_voxels(
+        folder / "in", np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8)
+    )
+
+
+def write_voxels(path: Path, voxels: NDArray[Any]) -> None:
+    """A volume of some voxels (channels, z, y, x)."""
+    box = BoundingBox((0, 0, 0), zyx.triple(voxels.shape[1:]))
     spec = OutputSpec(
-        f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (8.0, 8.0, 8.0)
+        f"file://{path}",
+        "precomputed",
+        voxels.dtype.name,
+        len(voxels),
+        box,
+        (64, 64, 64),
+        (8.0, 8.0, 8.0),
     )
-    create_output(spec).write(
-        box, np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8)
-    )
+    create_output(spec).write(box, voxels)
 
 
 def job(

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,10 +37,12 @@ from beam_inference.job.place import Place
 from beam_inference.launch.planned_job import NetworkNeeds, plan_job
 from beam_inference.launch.prepare import prepare
 from beam_inference.operators.normalize import unit
+from beam_inference.training.config import parse_training
+from beam_inference.training.trainer import train
 from beam_inference.worker.chunk_inference import ChunkInference
 from beam_inference.worker.predict import plan_array
 from beam_inference.worker.worker import Worker
-from benchmarks.bench import write_input
+from benchmarks.bench import write_input, write_voxels
 from benchmarks.measure import machine, ratio_of_pairs
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
@@ -64,6 +68,8 @@ class Target:
         synchronize: waits until the device has done all that it was told.
         start_peak: returns bytes in use now, from which ``peak`` counts.
         peak: the most bytes in use since then; 0 where that is not known.
+        record: has the device keep what an action tells it to do, and returns what has it do that
+            again; None where there is no such thing.
     """
 
     name: str
@@ -72,6 +78,7 @@ class Target:
     synchronize: Callable[[], None]
     start_peak: Callable[[], int]
     peak: Callable[[], int]
+    record: Callable[[Callable[[], object]], Callable[[], None]] | None = None
 
 
 def as_it_is(predictor: Predictor) -> Predictor:
@@ -92,7 +99,28 @@ def target_of(device: str) -> Target:
         synchronize=torch.accelerator.synchronize,
         start_peak=partial(start_device_peak, device),
         peak=partial(device_peak, device),
+        record=record_graph if kind_of(device) == "cuda" else None,
     )
+
+
+def record_graph(action: Callable[[], object]) -> Callable[[], None]:
+    """Record a CUDA graph of what an action has the GPU do, and return what launches it.
+
+    The action is done beforehand on another stream, as PyTorch's documentation of graphs asks for.
+    """
+    import torch
+
+    here = torch.accelerator.current_stream()
+    beside = torch.Stream(here.device)
+    beside.wait_stream(here)
+    with beside:
+        for _ in range(3):
+            action()
+    here.wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        action()
+    return graph.replay
 
 
 @dataclass(frozen=True)
@@ -109,6 +137,8 @@ class Scale:
         kits_volumes: volumes for it, the largest first: that is taken which the time does for.
         batches: sizes of batches to sweep.
         repeats: of each measurement, at most.
+        trained: samples of a step of a training.
+        steps: of a short and of a long training, whose difference is what a step takes.
     """
 
     network: str
@@ -120,6 +150,8 @@ class Scale:
     kits_volumes: tuple[Zyx, ...]
     batches: tuple[int, ...]
     repeats: int
+    trained: int
+    steps: tuple[int, int]
 
 
 FULL = Scale(
@@ -132,6 +164,8 @@ FULL = Scale(
     kits_volumes=((256, 256, 256), (192, 192, 192), (128, 128, 128)),
     batches=(1, 2, 4, 8, 16),
     repeats=5,
+    trained=8,
+    steps=(20, 220),
 )
 
 
@@ -240,9 +274,8 @@ def random_voxels(shape: Zyx) -> NDArray[np.uint8]:
 
 def forward(predictor: Predictor, config: JobConfig, calls: int) -> Callable[[], None]:
     """So many calls of the bare network on one batch, which is on the device already."""
-    shape = (config.inference.patches_per_call, 1, *config.inference.patch_shape)
     with predictor.device.session():
-        uploaded = predictor.device.upload(np.random.default_rng(0).random(shape, np.float32))
+        uploaded = upload_batch(predictor, config)
 
     def run() -> None:
         with predictor.device.session():
@@ -250,6 +283,12 @@ def forward(predictor: Predictor, config: JobConfig, calls: int) -> Callable[[],
                 predictor.predict(uploaded)
 
     return run
+
+
+def upload_batch(predictor: Predictor, config: JobConfig) -> Any:
+    """Bring a batch of random voxels to the device."""
+    shape = (config.inference.patches_per_call, 1, *config.inference.patch_shape)
+    return predictor.device.upload(np.random.default_rng(0).random(shape, np.float32))
 
 
 def seconds_per_call(bench: Bench, predictor: Predictor, config: JobConfig, what: str) -> float:
@@ -331,7 +370,10 @@ def measure_job(bench: Bench) -> dict[str, Any]:
 
 
 def measure_copies(bench: Bench) -> dict[str, Any]:
-    """Bytes per second up and down, and what an upload costs the forward passes beside it."""
+    """Bytes per second up and down, and what an upload costs the forward passes beside it.
+
+    As in a job, another thread than that of the forward passes begins the upload.
+    """
     config = small_job(bench)
     predictor = predictor_of(bench, config)
     device = predictor.device
@@ -356,11 +398,14 @@ def measure_copies(bench: Bench) -> dict[str, Any]:
     bare = forward(predictor, config, max(CALLS, round(2 * up / call)))
 
     def beside() -> None:
+        sent = readers.submit(device.begin_upload, array)
         bare()
-        upload()
+        with device.session():
+            sent.result()()
 
     alone = bench.seconds(bare, "forward passes alone")
-    both = bench.seconds(beside, "forward passes and an upload")
+    with ThreadPoolExecutor(1) as readers:
+        both = bench.seconds(beside, "forward passes and an upload")
     return {
         "bytes": array.nbytes,
         "uploaded bytes per second": round(array.nbytes / up),
@@ -389,7 +434,11 @@ def measure_batches(bench: Bench) -> dict[str, Any]:
 
 
 def measure_precisions(bench: Bench) -> dict[str, Any]:
-    """Patches per second by precision, and how far each is from float32."""
+    """Patches per second by precision, of the smallest and the largest batch; and what it costs.
+
+    ``recorded`` are calls that the device repeats by itself: what the others lose to being told
+    each operation.
+    """
     names = ["float32", "bfloat16", "float16"]
     if kind_of(bench.target.device) == "cuda":
         names.insert(1, "tf32")
@@ -399,18 +448,39 @@ def measure_precisions(bench: Bench) -> dict[str, Any]:
     for name in names:
         if not bench.budget.allows(name):
             continue
-        config = small_job(bench, precision=name)
-        predictor = predictor_of(bench, config)
+        predictor = predictor_of(bench, small_job(bench, precision=name))
         with predictor.device.session():
             answer = predictor.predict(predictor.device.upload(batch))
             values = np.array(predictor.device.download(predictor.device.copy(answer))())
         exact = values if exact is None else exact
-        seconds = seconds_per_call(bench, predictor, config, name)
-        rows[name] = {
-            "patches per second": round(1 / seconds, 2),
-            "root mean square difference": float(f"{np.sqrt(((values - exact) ** 2).mean()):.2g}"),
-        }
+        difference = float(f"{np.sqrt(((values - exact) ** 2).mean()):.2g}")
+        rows[name] = {"root mean square difference": difference}
+        for size in (bench.scale.batches[0], bench.scale.batches[-1]):
+            config = small_job(bench, precision=name, batch_size=size)
+            seconds = seconds_per_call(bench, predictor, config, f"{name}, {size}")
+            rows[name][f"patches per second, {size}"] = round(size / seconds, 2)
+            if bench.target.record is not None:
+                recorded = seconds_recorded(bench, bench.target.record, predictor, config)
+                rows[name][f"patches per second, {size}, recorded"] = round(size / recorded, 2)
     return rows
+
+
+def seconds_recorded(
+    bench: Bench,
+    record: Callable[[Callable[[], object]], Callable[[], None]],
+    predictor: Predictor,
+    config: JobConfig,
+) -> float:
+    """Seconds of the bare network for a batch, where the device repeats what it was told once."""
+    with predictor.device.session():
+        uploaded = upload_batch(predictor, config)
+        repeat = record(lambda: predictor.predict(uploaded))
+
+        def run() -> None:
+            for _ in range(CALLS):
+                repeat()
+
+        return bench.seconds(run, "recorded calls") / CALLS
 
 
 def measure_kits(bench: Bench) -> dict[str, Any]:
@@ -445,12 +515,66 @@ def measure_kits(bench: Bench) -> dict[str, Any]:
     return rows
 
 
+def labels_of_cubes(shape: Zyx) -> NDArray[np.uint32]:
+    """Labels of one channel: cubes of eight voxels, each an object."""
+    cubes = [-(-n // 8) for n in shape]
+    labels = np.arange(1, math.prod(cubes) + 1, dtype=np.uint32).reshape(1, *cubes)
+    for axis in (1, 2, 3):
+        labels = labels.repeat(8, axis)
+    z, y, x = shape
+    return labels[:, :z, :y, :x]
+
+
+def measure_training(bench: Bench) -> dict[str, Any]:
+    """Steps of a training in bfloat16, of affinities of labels on disk, and the wait for samples.
+
+    Samples are made by threads of the process alone, as by default.
+    """
+    device = kind_of(bench.target.device)
+    if device not in ("cpu", "cuda"):
+        return {}  # no other trains
+    spent: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        z, y, x = bench.scale.patch
+        write_input(folder, (8 * z, 6 * y, 6 * x))
+        write_voxels(folder / "labels", labels_of_cubes((8 * z, 6 * y, 6 * x)))
+        fewer, more = bench.scale.steps
+        for steps in (fewer, fewer, more):  # the first one warms up
+            values = {
+                "volumes": [{"image": "in", "labels": "labels"}],
+                "output": f"training {len(spent)}",
+                "target": {"kind": "affinities"},
+                "network": {"path": f"{NETWORKS}:{bench.scale.network}"},
+                "precision": "bfloat16",
+                "patch_shape": [z, y, x],
+                "batch_size": bench.scale.trained,
+                "steps": steps,
+                "checkpoint_every": steps,
+                "split": {"validation": 0, "test": 0},
+                "device": device,
+            }
+            begun = time.monotonic()
+            done = train(parse_training(values, folder))
+            seconds = time.monotonic() - begun
+            spent.append((seconds, done.waiting_share * seconds))
+    _, (short, waited), (long, waited_long) = spent
+    return {
+        "samples of a step": bench.scale.trained,
+        "steps per second": round((more - fewer) / (long - short), 2),
+        "share of a step in which samples are waited for": round(
+            (waited_long - waited) / (long - short), 3
+        ),
+    }
+
+
 SECTIONS: dict[str, tuple[float, Callable[[Bench], dict[str, Any]]]] = {
     "loop / forward": (0.12, measure_loop),
     "job": (0.2, measure_job),
     "copies": (0.1, measure_copies),
     "batches and layouts": (0.3, measure_batches),
     "precisions": (0.35, measure_precisions),
+    "training": (0.4, measure_training),
     "KiTS19-like": (1.0, measure_kits),
 }
 """Sections in their order, each with its share of the time that is left when it begins."""

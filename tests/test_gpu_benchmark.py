@@ -24,6 +24,8 @@ TINY = gpu.Scale(
     kits_volumes=((16, 16, 16), (12, 12, 12), (8, 8, 8)),
     batches=(1, 2),
     repeats=2,
+    trained=2,
+    steps=(2, 4),
 )
 
 
@@ -41,6 +43,7 @@ def target(device):
         synchronize=device.synchronize,
         start_peak=device.start_peak,
         peak=lambda: device.peak,
+        record=lambda action: action,
     )
 
 
@@ -74,6 +77,15 @@ def test_all_sections_are_measured_and_written(target, tmp_path):
     assert list(precisions) == ["float32", "bfloat16", "float16"]
     assert precisions["float32"]["root mean square difference"] == 0
     assert 0 < precisions["bfloat16"]["root mean square difference"] < 0.02
+    rates = [f"patches per second, {n}{how}" for n in (1, 2) for how in ("", ", recorded")]
+    for row in precisions.values():
+        assert list(row) == ["root mean square difference", *rates]
+        assert all(0 < row[rate] < 1 / PATCH_SECONDS for rate in rates)
+    assert list(results["training"]) == [
+        "samples of a step",
+        "steps per second",  # of a difference of two times, which says nothing of so few steps
+        "share of a step in which samples are waited for",
+    ]
     for row in results["KiTS19-like"].values():
         assert row["volume"] == [16, 16, 16]
         assert row["calls"] == 27
@@ -241,16 +253,16 @@ def test_a_real_device_is_measured_through_pytorch(monkeypatch):
 def test_on_cuda_tf32_is_measured_too(target, monkeypatch):
     """Here on the CPU, which would refuse it."""
     monkeypatch.setattr(gpu, "kind_of", lambda device: "cuda")
-    asked = []
+    asked = {}
     plain = gpu.small_job
 
     def small_job(bench, **inference):
-        asked.append(inference.pop("precision"))
+        asked[inference.pop("precision")] = True
         return plain(bench, **inference)
 
     monkeypatch.setattr(gpu, "small_job", small_job)
-    assert list(gpu.measure_precisions(bench(target, 10))) == asked
-    assert asked == ["float32", "tf32", "bfloat16", "float16"]
+    assert list(gpu.measure_precisions(bench(target, 10))) == [*asked]
+    assert [*asked] == ["float32", "tf32", "bfloat16", "float16"]
 
 
 def test_the_networks_answer_for_each_voxel():
