@@ -42,7 +42,7 @@ from beam_inference.segmentation.numbering import (
     stage_for_each,
     witnessed_stage_for_each,
 )
-from beam_inference.segmentation.scratch import Arrays
+from beam_inference.volumes.packed_arrays import Arrays
 
 PLACE = np.dtype(
     [("start", "<i8", (3,)), ("stop", "<i8", (3,)), ("judged", "<i8"), ("wrong", "<i8")]

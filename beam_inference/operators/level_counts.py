@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import (
     ConfigError,
     PermanentReadError,
+    StateError,
     TransientReadError,
     VolumeError,
     WorkerFault,
@@ -60,12 +60,13 @@ from beam_inference.volumes.kvstores import (
 )
 from beam_inference.volumes.object_volume import find_nonzero
 from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.packed_arrays import Arrays, pack_arrays, unpack_arrays
 from beam_inference.volumes.volume import Volume
 
 CHUNK_VOXELS = 2**25
 """Voxels that are read at a time, about."""
-_BINS_KEY = "bins.npz"
-OUTSIDE_KEY = "outside.npz"
+_BINS_KEY = "bins"
+OUTSIDE_KEY = "outside"
 """Name of the file that says which parts of background are outside of the object."""
 SOME_BLOCKS = 8
 """Blocks that are looked at to notice that a volume was changed, at most."""
@@ -146,23 +147,40 @@ class CountValues:
         """Write arrays to a file in the folder for the counts."""
         refuse_link(self.counts_url)
         store = open_kvstore(self.counts_url, self.storage)
-        content = io.BytesIO()
-        np.savez_compressed(content, allow_pickle=False, **values)
+        content = pack_arrays(values, self._place(key))
         retry_request(
             "write",
             f"{self.counts_url}/{key}",
-            lambda: store.write(key, content.getvalue()).result(timeout=PATIENCE_SECONDS),
+            lambda: store.write(key, content).result(timeout=PATIENCE_SECONDS),
         )
 
-    def read(self, key: str) -> dict[str, AnyArray]:
-        """Read the arrays of such a file."""
+    def read(self, key: str) -> Arrays:
+        """Read the arrays of such a file.
+
+        Raises:
+            StateError: it is absent, damaged, or another one.
+        """
         store = open_kvstore(self.counts_url, self.storage)
         result = retry_request(
             "read",
             f"{self.counts_url}/{key}",
             or_else_again(store.read(key), partial(store.read, key)),
         )
-        return dict(np.load(io.BytesIO(bytes(result.value))))
+        try:
+            if result.state != "value":
+                raise ValueError("it is absent")
+            return unpack_arrays(bytes(result.value), self._place(key))
+        except ValueError as error:
+            raise StateError(
+                f"the counts in {self.counts_url}/{key} cannot be used: {error}. An earlier stage "
+                "wrote them. Was the folder changed? Give the command with --overwrite to count "
+                "again."
+            ) from None
+
+    def _place(self, key: str) -> str:
+        """Which file of which count a key names."""
+        counted = (self.path, *self.beside, self.scale, self.channel, self.dtype, self.chunks)
+        return f"{hashlib.sha256(repr(counted).encode()).hexdigest()[:16]}/{key}"
 
 
 @dataclass(frozen=True)
@@ -455,20 +473,20 @@ def chunks_to_count(volume: Volume) -> ChunkGrid:
 
 
 def _key(index: int) -> str:
-    return f"{index:012d}.npz"
+    return f"{index:012d}"
 
 
 def _background_key(index: int) -> str:
-    return f"{index:012d}.background.npz"
+    return f"{index:012d}.background"
 
 
 def piece_key(index: int) -> str:
     """Name of the file that tells of the holes of a chunk."""
-    return f"{index:012d}.piece.npz"
+    return f"{index:012d}.piece"
 
 
 def _refined_key(index: int) -> str:
-    return f"{index:012d}.bins.npz"
+    return f"{index:012d}.bins"
 
 
 def describe_input(

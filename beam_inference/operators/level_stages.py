@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from beam_inference.config.storage import Storage
 from beam_inference.operators.level_counts import (
@@ -79,4 +80,4 @@ def plan_level_stages(
     folder, _, name = to.rpartition("/")
     of_object = (FindOutside(count), MarkHoles(count, to)) if finds_object else ()
     of_floats = (FindBins(count), CountInBins(count)) if count.dtype == "float32" else ()
-    return LevelStages(count, (*of_object, *of_floats), WriteLevels(count, (folder, name)))
+    return LevelStages(count, (*of_object, *of_floats), WriteLevels(count, (folder, unquote(name))))

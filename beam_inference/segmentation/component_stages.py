@@ -36,9 +36,9 @@ from beam_inference.segmentation.numbering import (
     write_ids,
 )
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan
-from beam_inference.segmentation.scratch import Arrays
 from beam_inference.segmentation.table import LINES_PER_PART, tabulate
 from beam_inference.volumes.outputs import create_output
+from beam_inference.volumes.packed_arrays import Arrays
 
 
 def component_stages(

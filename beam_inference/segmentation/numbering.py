@@ -41,9 +41,10 @@ from beam_inference.segmentation.compiled import kernels
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, LabelledChunk
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.segmentation.records import add_parts, no_records
-from beam_inference.segmentation.scratch import Arrays, Scratch
+from beam_inference.segmentation.scratch import Scratch
 from beam_inference.segmentation.union import number_components, unite
 from beam_inference.volumes.outputs import open_output
+from beam_inference.volumes.packed_arrays import Arrays
 from beam_inference.volumes.volume import Volume
 
 DoChunk = Callable[[int], None]

@@ -22,8 +22,8 @@ from beam_inference.segmentation.agglomeration import (
 )
 from beam_inference.segmentation.compiled import kernels
 from beam_inference.segmentation.records import RECORD, add_parts, no_records
-from beam_inference.segmentation.scratch import Arrays
 from beam_inference.segmentation.watershed import Links, no_link
+from beam_inference.volumes.packed_arrays import Arrays
 
 Names = NDArray[np.int64]
 

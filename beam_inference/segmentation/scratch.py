@@ -7,20 +7,15 @@ loops without bounds are given are checked by whoever reads them.
 
 from __future__ import annotations
 
-import json
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
-from beam_inference.arrays import AnyArray, AnyDtype
-from beam_inference.config.json_text import parse_json
+from beam_inference.arrays import AnyArray
 from beam_inference.config.storage import Storage
-from beam_inference.environment import available_memory
 from beam_inference.errors import StateError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.volumes.kvstores import (
@@ -32,12 +27,9 @@ from beam_inference.volumes.kvstores import (
     refuse_link,
     retry_request,
 )
+from beam_inference.volumes.packed_arrays import Arrays, pack_arrays, unpack_arrays
 
-Arrays = Mapping[str, AnyArray]
 Value = TypeVar("Value")
-
-_LARGE = 2**26
-"""Bytes that any machine holds."""
 
 _AT_A_TIME = 32
 """Requests under way, and files in memory, while many are read or written."""
@@ -69,7 +61,7 @@ class Scratch:
 
         def begin(index: int, arrays: Arrays) -> Callable[[], Any]:
             key = _key(kind, index)
-            return self._begin_to_write(key, _pack(arrays, f"{self._place}/{key}"))
+            return self._begin_to_write(key, pack_arrays(arrays, f"{self._place}/{key}"))
 
         for finish in _some_ahead(begin(index, arrays) for index, arrays in files):
             finish()
@@ -92,8 +84,8 @@ class Scratch:
             try:
                 if response.state != "value":
                     raise self._broken(key, "is absent")
-                arrays = _unpack(bytes(response.value), f"{self._place}/{key}")
-            except (zstandard.ZstdError, ValueError, TypeError) as error:
+                arrays = unpack_arrays(bytes(response.value), f"{self._place}/{key}")
+            except ValueError as error:
                 raise self._broken(key, f"is damaged ({error})") from None
             yield _NamedArrays(arrays, self._broken(key, "lacks an array"))
 
@@ -150,62 +142,6 @@ class _NamedArrays(dict[str, AnyArray]):
 
     def __missing__(self, name: str) -> AnyArray:
         raise self._error
-
-
-def _pack(arrays: Arrays, place: str) -> bytes:
-    """One frame of Zstandard, with a checksum: a line of JSON, then the values of the arrays.
-
-    The line says which file this is, and names, dtypes and shapes. Unlike in an ``.npz`` file,
-    nothing is parsed by ``ast``, and packing takes a tenth of the time.
-    """
-    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    heads = [[name, _described(each.dtype), each.shape] for name, each in contiguous.items()]
-    line = json.dumps({"file": place, "arrays": heads}).encode() + b"\n"
-    size = len(line) + sum(each.nbytes for each in contiguous.values())
-    packer = zstandard.ZstdCompressor(level=1, write_checksum=True).compressobj(size)
-    pieces = [packer.compress(line)]
-    pieces += [packer.compress(each.data.cast("B")) for each in contiguous.values() if each.size]
-    return b"".join([*pieces, packer.flush()])
-
-
-def _unpack(packed: bytes, place: str) -> Arrays:
-    """The arrays that were packed, which can be written to: so loops are compiled for one kind.
-
-    Raises:
-        ValueError, TypeError, zstandard.ZstdError: they are damaged, or another file's.
-    """
-    size = zstandard.frame_content_size(packed)
-    memory = available_memory() if size > _LARGE else None
-    if size < 0:
-        raise ValueError("it does not say how many bytes it unpacks to")
-    if memory is not None and size > memory // 2:
-        raise ValueError(f"it unpacks to {size:,} bytes, and {memory:,} are free")
-    unpacker = zstandard.ZstdDecompressor()
-    content = bytearray(unpacker.decompress(packed, allow_extra_data=False))
-    start = content.index(b"\n") + 1
-    head = parse_json(bytes(content[:start]))
-    if not isinstance(head, dict) or head.get("file") != place:
-        raise ValueError(f"its content is not that of {place}")
-    arrays = {}
-    for name, description, shape in head.get("arrays", ()):
-        dtype = _dtype(description)
-        count = math.prod(shape)
-        arrays[name] = np.frombuffer(content, dtype, count, start).reshape(shape)
-        start += count * dtype.itemsize
-    if start != len(content):
-        raise ValueError("more follows")
-    return arrays
-
-
-def _described(dtype: AnyDtype) -> str | list[Any]:
-    """A dtype as JSON; of records, their fields."""
-    return dtype.str if dtype.names is None else dtype.descr
-
-
-def _dtype(description: str | list[Any]) -> AnyDtype:
-    if isinstance(description, str):
-        return np.dtype(description)
-    return np.dtype([(name, kind, *map(tuple, shape)) for name, kind, *shape in description])
 
 
 def _key(kind: str, index: int) -> str:

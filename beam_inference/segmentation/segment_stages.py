@@ -59,10 +59,11 @@ from beam_inference.segmentation.regions import (
     label_edges,
     settle_part,
 )
-from beam_inference.segmentation.scratch import Arrays, Scratch
+from beam_inference.segmentation.scratch import Scratch
 from beam_inference.segmentation.table import tabulate_segments
 from beam_inference.segmentation.watershed import find_fragments, fragment_pairs
 from beam_inference.volumes.outputs import create_output
+from beam_inference.volumes.packed_arrays import Arrays
 
 
 def segment_stages(*plans: SegmentationPlan) -> tuple[Stage, ...]:

@@ -18,7 +18,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.segmentation.records import HEADER, RECORD, table_lines
-from beam_inference.segmentation.scratch import Arrays, Scratch
+from beam_inference.segmentation.scratch import Scratch
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
     LinkGuard,
@@ -27,6 +27,7 @@ from beam_inference.volumes.kvstores import (
     retry_request,
 )
 from beam_inference.volumes.outputs import open_output
+from beam_inference.volumes.packed_arrays import Arrays
 
 _SUMMARY = "summary.json"
 _COMPARED_ROWS = 1000

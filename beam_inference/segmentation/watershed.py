@@ -28,7 +28,7 @@ from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.compiled import kernels
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, STEPS
-from beam_inference.segmentation.scratch import Arrays
+from beam_inference.volumes.packed_arrays import Arrays
 
 Links = tuple[AnyArray, AnyArray, AnyArray]
 """Affinities along z, y and x, one more on that axis than the chunk's shape: integers with a sign,

@@ -18,7 +18,7 @@ from beam_inference.beam.stage_runner import run_stages
 from beam_inference.cli.main import main
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.storage import Storage
-from beam_inference.errors import VolumeError
+from beam_inference.errors import StateError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.stage_records import StageRecords
 from beam_inference.launch.count_levels import plan_levels
@@ -30,6 +30,7 @@ from beam_inference.operators.level_counts import (
     chunks_to_count,
     hash_of_some_blocks,
 )
+from beam_inference.operators.level_stages import plan_level_stages
 from beam_inference.operators.levels import Levels
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output, open_output
@@ -248,6 +249,37 @@ def test_a_count_that_was_interrupted_goes_on(tmp_path, finds_object):
     assert main(["levels", url, "--to", str(to), *(["--object"] if finds_object else [])]) == 0
     assert first == {path: path.stat().st_mtime_ns for path in first}
     assert json.loads(to.read_text())["start"] == 0
+
+
+def test_a_file_has_the_name_that_was_given(tmp_path):
+    url = write_volume(tmp_path / "in", INPUT, block_shape=(16, 16, 16))
+    to = tmp_path / "50 % ä.json"
+    assert main(["levels", url, "--to", str(to)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"in", to.name, f"{to.name}.parts"}
+    assert main(["levels", url, "--to", str(to)]) == 0
+
+
+@pytest.mark.parametrize("damage", ["exchanged", "torn", "gone"])
+def test_counts_that_are_not_those_of_their_chunk_are_not_believed(tmp_path, monkeypatch, damage):
+    monkeypatch.setattr(level_counts, "CHUNK_VOXELS", 1)
+    url = write_volume(tmp_path / "in", INPUT, block_shape=(16, 16, 16))
+    count, write = plan_level_stages(
+        url, f"file://{tmp_path}/levels.json", scale=0, channel=None, storage=Storage()
+    )
+    for index in range(count.count):
+        count.make_worker()(index)
+    one, *_, other = sorted((tmp_path / "levels.json.parts" / "counts").iterdir())
+    content = one.read_bytes()
+    if damage == "exchanged":
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    elif damage == "torn":
+        one.write_bytes(content[:-9])
+    else:
+        one.unlink()
+    with pytest.raises(StateError, match=f"{one.name} cannot be used: .* --overwrite"):
+        write.make_worker()(0)
+    assert not (tmp_path / "levels.json").exists()
 
 
 def test_a_copy_of_a_volume_holds_the_same_and_a_changed_block_is_noticed(tmp_path):

@@ -80,7 +80,7 @@ def test_a_file_that_unpacks_to_more_than_is_free_is_refused(monkeypatch):
     scratch = Scratch(url, LOCAL)
     scratch.write("kind", 0, labels=np.zeros((512, 512, 512), np.uint8))
     assert len(open_kvstore(url, LOCAL).read("kind/000000000/000000000000").result().value) < 1e5
-    monkeypatch.setattr("beam_inference.segmentation.scratch.available_memory", lambda: 2**27)
+    monkeypatch.setattr("beam_inference.volumes.packed_arrays.available_memory", lambda: 2**27)
     with pytest.raises(StateError, match=r"it unpacks to 134,.* bytes, and 134,217,728 are free"):
         scratch.read("kind", 0)
 
