@@ -358,7 +358,9 @@ def number(plan: LabelPlan) -> DoChunk:
             ((chunk, {"ids": each}) for chunk, each in zip(chunks, inner, strict=True)),
         )
         scratch.write("crossing_ids", row, ids=crossing)
-        scratch.write_records("rows", row, records)
+        start, stop = plan.planes_of(z)
+        stops = np.searchsorted(planes, np.arange(start, stop), "right").tolist()
+        scratch.write_records("rows", row, records, stops)
 
     return do
 

@@ -21,7 +21,7 @@ from beam_inference.segmentation.scratch import Scratch
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
 
-_STAGES_VERSION = 4
+_STAGES_VERSION = 5
 """Counts up when the files that stages write for one another change."""
 
 

@@ -7,8 +7,12 @@ loops without bounds are given are checked by whoever reads them.
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +37,22 @@ Value = TypeVar("Value")
 
 _AT_A_TIME = 32
 """Requests under way, and files in memory, while many are read or written."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsPart:
+    """A part of a file of records.
+
+    Attributes:
+        index: of the file.
+        number: of the part in it.
+        start, stop: its first record, and the one behind its last.
+    """
+
+    index: int
+    number: int
+    start: int
+    stop: int
 
 
 class Scratch:
@@ -89,29 +109,48 @@ class Scratch:
                 raise self._broken(key, f"is damaged ({error})") from None
             yield _NamedArrays(arrays, self._broken(key, "lacks an array"))
 
-    def write_records(self, kind: str, index: int, records: NDArray[np.void]) -> None:
-        """Write records so that some of them can be read without the rest."""
-        self._begin_to_write(_key(kind, index), records.tobytes())()
+    def write_records(
+        self, kind: str, index: int, records: NDArray[np.void], stops: Sequence[int]
+    ) -> None:
+        """Write records so that parts of them can be read without the rest.
+
+        Args:
+            kind: of the file.
+            index: of the file.
+            records: the records.
+            stops: how many records there are up to the end of each part.
+        """
+        content = records.tobytes()
+        self._begin_to_write(_key(kind, index), content)()
+        edges = [records.itemsize * stop for stop in (0, *stops)]
+        sums = [zlib.crc32(content[start:stop]) for start, stop in pairwise(edges)]
+        self.write(_sums(kind), index, sums=np.array(sums, np.uint32))
 
     def read_records(
-        self, kind: str, parts: Iterable[tuple[int, int, int]], dtype: np.dtype[np.void]
+        self, kind: str, parts: Iterable[RecordsPart], dtype: np.dtype[np.void]
     ) -> Iterator[NDArray[np.void]]:
-        """Read the records ``start … stop`` of each ``(index, start, stop)``; raises as `read`."""
+        """Read parts of files of records, in order, some of them ahead; raises as `read`."""
 
-        def begin(index: int, start: int, stop: int) -> tuple[str, int, Callable[[], Any]]:
-            part = slice(start * dtype.itemsize, stop * dtype.itemsize)
-            key = _key(kind, index)
-            return (
-                key,
-                stop - start,
-                self._request("read", key, lambda key: self._store.read(key, byte_range=part)),
-            )
+        @cache
+        def sums_of(index: int) -> list[int]:
+            sums: list[int] = self.read(_sums(kind), index)["sums"].tolist()
+            return sums
 
-        for key, count, result in _some_ahead(begin(*part) for part in parts):
+        def begin(part: RecordsPart) -> tuple[RecordsPart, Callable[[], Any]]:
+            span = slice(part.start * dtype.itemsize, part.stop * dtype.itemsize)
+            key = _key(kind, part.index)
+            read = self._request("read", key, lambda key: self._store.read(key, byte_range=span))
+            return part, read
+
+        for part, result in _some_ahead(map(begin, parts)):
             response = result()
-            if response.state != "value" or len(response.value) != count * dtype.itemsize:
-                raise self._broken(key, "is absent or cut off")
-            yield np.frombuffer(bytes(response.value), dtype)
+            content = bytes(response.value)
+            count = part.stop - part.start
+            if response.state != "value" or len(content) != count * dtype.itemsize:
+                raise self._broken(_key(kind, part.index), "is absent or cut off")
+            if [zlib.crc32(content)] != sums_of(part.index)[part.number : part.number + 1]:
+                raise self._broken(_key(kind, part.index), "is damaged, or another one")
+            yield np.frombuffer(content, dtype)
 
     def delete(self) -> None:
         """Delete everything under the URL."""
@@ -142,6 +181,11 @@ class _NamedArrays(dict[str, AnyArray]):
 
     def __missing__(self, name: str) -> AnyArray:
         raise self._error
+
+
+def _sums(kind: str) -> str:
+    """The kind of the files that hold the checksums of parts of files of records."""
+    return f"{kind}_sums"
 
 
 def _key(kind: str, index: int) -> str:

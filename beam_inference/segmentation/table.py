@@ -18,7 +18,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.segmentation.records import HEADER, RECORD, table_lines
-from beam_inference.segmentation.scratch import Scratch
+from beam_inference.segmentation.scratch import RecordsPart, Scratch
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
     LinkGuard,
@@ -90,14 +90,18 @@ def _records_of(
     within = np.cumsum(counts, axis=0) - counts
     parts = []
     firsts = []
+    left_out = []
     for (plane, y), count in np.ndenumerate(counts):
         earlier = int(before[plane * rows + y])
         skipped = min(max(done - earlier, 0), int(count))
         if skipped < count:
             start = int(within[plane, y])
-            parts.append((plan.row(z, y), start + skipped, start + int(count)))
+            parts.append(RecordsPart(plan.row(z, y), plane, start, start + int(count)))
             firsts.append(earlier + skipped + 1)
-    return zip(firsts, scratch.read_records("rows", parts, RECORD), strict=True)
+            left_out.append(skipped)
+    found = scratch.read_records("rows", parts, RECORD)
+    for first, skipped, records in zip(firsts, left_out, found, strict=True):
+        yield first, records[skipped:]
 
 
 def tabulate_segments(

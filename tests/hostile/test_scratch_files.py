@@ -172,6 +172,15 @@ def test_blocks_that_were_changed_before_the_table_are_noticed(workplace, begun,
         make(kind, workplace, name)
 
 
+def test_a_bit_of_the_records_of_the_table_that_flips_is_noticed(workplace, begun):
+    scratch = begun("components", "tabulate")
+    path = path_of(scratch, "rows", 0)
+    content = bytearray(path.read_bytes())
+    content[3] ^= 64
+    path.write_bytes(content)
+    assert "is damaged, or another one" in causes(make("components", workplace, target_of(scratch)))
+
+
 @pytest.mark.parametrize("place", ["components", "scratch", "records"])
 def test_no_link_between_the_output_and_a_file_is_followed(workplace, begun, tmp_path, place):
     scratch = begun("components", "relabel")

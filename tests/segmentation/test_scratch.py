@@ -5,7 +5,7 @@ import pytest
 
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.segmentation.records import RECORD
-from beam_inference.segmentation.scratch import Scratch
+from beam_inference.segmentation.scratch import RecordsPart, Scratch
 from beam_inference.volumes.kvstores import LOCAL, open_kvstore
 
 
@@ -85,6 +85,28 @@ def test_a_file_that_unpacks_to_more_than_is_free_is_refused(monkeypatch):
         scratch.read("kind", 0)
 
 
+@pytest.mark.parametrize("damage", ["a bit", "exchanged"])
+def test_parts_of_records_that_were_changed_are_noticed(tmp_path, damage):
+    scratch = Scratch(tmp_path.as_uri(), LOCAL)
+    records = np.zeros(5, RECORD)
+    records["first"] = np.arange(5)
+    for index in range(2):
+        scratch.write_records("kind", index, records[index:], [0, 2, 2, len(records) - index])
+    parts = [RecordsPart(0, 1, 0, 2), RecordsPart(1, 3, 2, 4), RecordsPart(1, 2, 2, 2)]
+    found = list(scratch.read_records("kind", parts, RECORD))
+    assert [each["first"].tolist() for each in found] == [[0, 1], [3, 4], []]
+    one, other = sorted(path for path in (tmp_path / "kind").rglob("*") if path.is_file())
+    content = bytearray(one.read_bytes())
+    if damage == "a bit":
+        content[3] ^= 64
+    else:
+        content[: other.stat().st_size] = other.read_bytes()
+    one.write_bytes(content)
+    with pytest.raises(StateError, match="0 is damaged, or another one"):
+        list(scratch.read_records("kind", parts[:1], RECORD))
+    assert len(list(scratch.read_records("kind", parts[1:], RECORD))) == 2
+
+
 @pytest.mark.parametrize("place", ["kind", "kind/000000000"])
 def test_no_link_is_written_through(tmp_path, place):
     outside = tmp_path / "outside"
@@ -96,5 +118,5 @@ def test_no_link_is_written_through(tmp_path, place):
     with pytest.raises(WorkerFault, match=f"{link} is a link"):
         scratch.write("kind", 0, one=np.zeros(3))
     with pytest.raises(WorkerFault, match=f"{link} is a link"):
-        scratch.write_records("kind", 0, np.zeros(1, RECORD))
+        scratch.write_records("kind", 0, np.zeros(1, RECORD), [1])
     assert not [*outside.iterdir()]
