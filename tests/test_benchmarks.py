@@ -1,6 +1,5 @@
 """The page of figures says what was measured."""
 
-
 from benchmarks.bench import receipts_per_second
 from benchmarks.page import PAGE, page
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from beam_inference.config.definite import (
     DefiniteConfig,
@@ -108,13 +109,13 @@ def try_network_here(
     if engine == "fastest":
         engine, memory_format = trier.find_fastest_engine(batch_size)
     engines = engines_to_try(model, open_inference(job, engine))
-    for candidate in engines[:-1]:
-        try:
-            return trier.try_engine(candidate, memory_format, batch_size)
-        except EngineError as error:
-            following = engines[engines.index(candidate) + 1]
-            logger.warning("inference.engine: auto is %s here: %s", following, error)
-    return trier.try_engine(engines[-1], memory_format, batch_size)
+    trial = trier.try_engines(engines, memory_format, batch_size)
+    if earlier is None and batch_size == 1 and not trial.predictor.device.on_host:
+        logger.warning(
+            "inference.batch_size is 1: of small patches a GPU may get through several times as "
+            "many with auto, which tries it"
+        )
+    return trial
 
 
 def choose_engine_elsewhere(
@@ -230,6 +231,22 @@ class _Trier:
     model: Network
     trust: Trust
     quantized: bytes | None
+
+    def try_engines(
+        self, engines: Sequence[str], memory_format: str, batch_size: BatchSize
+    ) -> NetworkTrial:
+        """Try engines in turn, until one runs the network.
+
+        Raises:
+            EngineError: none can.
+            ModelContractError: the network does not answer as the job says.
+        """
+        for candidate, following in pairwise(engines):
+            try:
+                return self.try_engine(candidate, memory_format, batch_size)
+            except EngineError as error:
+                logger.warning("inference.engine: auto is %s here: %s", following, error)
+        return self.try_engine(engines[-1], memory_format, batch_size)
 
     def try_engine(self, engine: str, memory_format: str, batch_size: BatchSize) -> NetworkTrial:
         """Try an engine; ``batch_size`` "auto" is found with it.
