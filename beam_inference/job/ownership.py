@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import tensorstore as ts
 from pydantic import ValidationError
 
 from beam_inference.config.fields import Frozen
@@ -16,6 +17,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.stage_job import KINDS_OF_VOLUMES, record_of
 from beam_inference.job.state import State, state_folder_of
 from beam_inference.volumes.conditional_writes import create_key, replace_value
 from beam_inference.volumes.kvstores import PATIENCE_SECONDS, open_kvstore, retry_request
@@ -72,10 +74,15 @@ def check_owner(output_url: str, owner: Owner, storage: Storage) -> None:
         storage: settings of the object stores.
 
     Raises:
-        StateError: another job writes some of the same voxels, or the owners cannot be read.
+        StateError: another job writes some of the same voxels, or made the volume; or the owners
+            cannot be read.
         WorkerFault: the output cannot be read.
     """
-    _refuse_conflict(_OwnersFile(output_url, storage).read(), owner, output_url)
+    file = _OwnersFile(output_url, storage)
+    earlier = file.read()
+    _refuse_conflict(earlier, owner, output_url)
+    if not earlier:
+        file.refuse_stages()
 
 
 def claim_output(output_url: str, owner: Owner, storage: Storage, *, replace: bool) -> None:
@@ -179,10 +186,25 @@ class _OwnersFile:
 
         return bool(retry_request("write", self.url, write))
 
-    def _read(self) -> bytes | None:
-        result = retry_request(
-            "read", self.url, lambda: self._store.read(_KEY).result(timeout=PATIENCE_SECONDS)
+    def refuse_stages(self) -> None:
+        """Refuse an output that has no owners, and was made by a command. Raises StateError."""
+        for kind in KINDS_OF_VOLUMES:
+            if self._request(record_of(kind)).state == "value":
+                raise StateError(
+                    f"{self._folder}/{kind} holds records of {kind}, which has made the voxels of "
+                    "this output: they would be overwritten. Use another output.path, or pass "
+                    "--overwrite to take the output over."
+                )
+
+    def _request(self, key: str) -> ts.KvStore.ReadResult:
+        return retry_request(
+            "read",
+            f"{self._folder}/{key}",
+            lambda: self._store.read(key).result(timeout=PATIENCE_SECONDS),
         )
+
+    def _read(self) -> bytes | None:
+        result = self._request(_KEY)
         is_there = result.state == "value"
         self._generation = result.stamp.generation if is_there else None
         return bytes(result.value) if is_there else None

@@ -33,6 +33,14 @@ logger = logging.getLogger(__name__)
 
 DoChunk = Callable[[int], None]
 
+KINDS_OF_VOLUMES = ("components", "convert", "segment")
+"""Kinds of jobs in stages that write the voxels of the volume in whose state folder they are."""
+
+
+def record_of(kind: str) -> str:
+    """Key of the description of a job of a kind, in the state folder."""
+    return f"{kind}/job.json"
+
 
 class ChunkStage(Protocol):
     """One stage: a small picklable value."""
@@ -88,7 +96,7 @@ class StageJob:
     @property
     def record(self) -> str:
         """Key of the job's description in the state folder."""
-        return f"{self.kind}/job.json"
+        return record_of(self.kind)
 
     def state(self) -> State:
         """Return the state folder, in which only its launches matter here."""

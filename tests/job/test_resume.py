@@ -145,6 +145,21 @@ def test_two_jobs_with_states_elsewhere_do_not_share_an_output(job, tmp_path, ca
     assert main(["run", job(job={"state_path": "one"})]) == 2
 
 
+def test_a_volume_that_a_command_has_made_is_not_overwritten(job, tmp_path, capsys):
+    path = job()
+    assert main(["run", path]) == 0
+    (tmp_path / "out").rename(tmp_path / "first")
+    words = ["convert", str(tmp_path / "first"), str(tmp_path / "out"), "--block-shape", "16,16,16"]
+    assert main(words) == 0
+    before = {each: each.read_bytes() for each in (tmp_path / "out").rglob("*") if each.is_file()}
+    assert main(["run", path, "--set", "model.normalize={scale: 2.0}"]) == 2
+    assert "convert, which has made the voxels of this output" in capsys.readouterr().err
+    found = {each: each.read_bytes() for each in (tmp_path / "out").rglob("*") if each.is_file()}
+    assert found == before
+    assert main(["run", path, "--set", "model.normalize={scale: 2.0}", "--overwrite"]) == 0
+    assert main(["run", path, "--set", "model.normalize={scale: 2.0}"]) == 0
+
+
 def test_the_same_job_may_write_an_output_with_another_state(job, capsys):
     assert main(["run", job(job={"state_path": "one"})]) == 0
     assert main(["run", job(job={"state_path": "two"})]) == 0
