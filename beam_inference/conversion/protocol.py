@@ -141,6 +141,11 @@ class Placement:
         return BoundingBox(self.offset, zyx.add(self.offset, shape))
 
 
+AXES_TURNED = (
+    "its axes are turned or flipped in space: voxels keep their stored order, from offset 0"
+)
+"""A note on a volume whose file says so."""
+
 _REASON_CHARACTERS = 300
 """Characters of another library's error that are repeated in a message."""
 
@@ -247,10 +252,7 @@ def placement_in_space(
         origin: where the first voxel is in the same space, XYZ; None: at its origin.
     """
     if not np.allclose(steps, np.diag(spacings), rtol=0, atol=1e-4 * spacings.max()):
-        note = (
-            "its axes are turned or flipped in space: voxels keep their stored order, from offset 0"
-        )
-        return Placement(voxel_size_nm, notes=(note,))
+        return Placement(voxel_size_nm, notes=(AXES_TURNED,))
     if origin is None:
         return Placement(voxel_size_nm)
     offset = voxel_offset(tuple(origin[::-1]), tuple(spacings[::-1]))

@@ -12,6 +12,7 @@ import yaml
 
 from beam_inference.arrays import AnyArray
 from beam_inference.conversion.find_source import find_source
+from beam_inference.conversion.protocol import AXES_TURNED, SourceInfo
 from beam_inference.errors import ConfigError, StateError, VolumeError, WorkerFault
 from beam_inference.evaluation.boxes import (
     RECORD_FILE,
@@ -23,6 +24,7 @@ from beam_inference.evaluation.boxes import (
     load_boxes,
     write_blocks,
 )
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.replacement import plan_replacement
 from beam_inference.training.config import (
     SplitConfig,
@@ -179,6 +181,7 @@ def _read_labels(folder: Path, box: BoxRecord, format: str) -> AnyArray:
             f"{path} has {info.channels} channels of {list(info.bounds.shape)} voxels; expected "
             f"one of {list(box.box.box.shape)} (z, y, x), as it was exported"
         )
+    _check_place(info, box.box.box, path)
     labels = source.open()(info.bounds)[0]
     if labels.dtype.kind not in "iu" or labels.min() < 0:
         raise VolumeError(
@@ -187,6 +190,24 @@ def _read_labels(folder: Path, box: BoxRecord, format: str) -> AnyArray:
     dtype = np.uint32 if labels.max() <= _LARGEST_UINT32 else np.uint64
     kept: AnyArray = labels.astype(dtype)
     return kept
+
+
+def _check_place(info: SourceInfo, box: BoundingBox, path: Path) -> None:
+    """Refuse labels that say that they lie elsewhere than their box, or otherwise.
+
+    Some formats, and many programs, state no place: such labels begin at 0.
+    """
+    if info.bounds.start not in (box.start, (0, 0, 0)):
+        raise VolumeError(
+            f"{path} begins at {list(info.bounds.start)}; expected {list(box.start)} (z, y, x), as "
+            "it was exported. Are these the labels of another box? Put them into its folder."
+        )
+    if AXES_TURNED in info.notes:
+        raise VolumeError(
+            f"{path} says that its axes are turned or flipped in space, and was exported as they "
+            "are in the volume: its labels would be taken mirrored. Save them in the orientation "
+            "of the image beside them."
+        )
 
 
 def _without(

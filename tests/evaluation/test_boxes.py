@@ -234,6 +234,31 @@ def test_files_that_lost_their_place_come_back_where_they_were(workplace):
     np.testing.assert_array_equal(volume.read(volume.bounds)[0], values)
 
 
+@pytest.mark.parametrize("format", ["precomputed", "ome_zarr", "nrrd"])
+def test_labels_of_two_boxes_that_were_exchanged_are_refused(workplace, format):
+    export(workplace, format=format, context=(0, 0, 0))
+    folder = workplace / "worst"
+    (one,) = (folder / "box_0001").glob("labels*")
+    other = folder / "box_0002" / one.name
+    one.rename(folder / "kept")
+    other.rename(one)
+    (folder / "kept").rename(other)
+    with pytest.raises(VolumeError, match="Are these the labels of another box"):
+        take(workplace)
+    assert not (workplace / "second.yaml").exists()
+
+
+def test_labels_that_a_program_has_turned_round_are_refused(workplace):
+    nibabel = pytest.importorskip("nibabel")
+    record = export(workplace, format="nifti").record
+    path = workplace / "worst" / record.boxes[0].name / "labels.nii"
+    image = nibabel.load(path)
+    flipped = np.asanyarray(image.dataobj)[::-1].copy()
+    nibabel.save(nibabel.Nifti1Image(flipped, np.diag([-1, 1, 1, 1]) @ image.affine), path)
+    with pytest.raises(VolumeError, match="turned or flipped in space"):
+        take(workplace)
+
+
 def test_labels_that_do_not_fit_are_refused(workplace):
     export(workplace, format="npy")
     path = workplace / "worst" / "box_0002" / "labels.npy"
