@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -146,13 +146,23 @@ class Statistics(Model):
     """Numbers of each channel, that a levels file holds."""
 
     levels: Url = Field(description="a file that beam-inference levels has made of the input")
-    of: Literal["volume", "nonzero_box", "object"] = Field(
+    of: Literal["volume", "nonzero_box", "object", "nonzero"] = Field(
         "volume",
         description=(
-            "all voxels, those in the bounding box of all that are not zero, or those inside the "
-            "object alone, which are then changed alone"
+            "all voxels, those in the bounding box of all that are not zero, those inside the "
+            "object, or in each channel those that are not zero; the last two are then changed "
+            "alone"
         ),
     )
+
+    @property
+    def changed_alone(self) -> Literal["object", "nonzero"] | None:
+        """The voxels that a step changes alone; None if it changes all."""
+        match self.of:
+            case "object" | "nonzero":
+                return self.of
+            case _:
+                return None
 
 
 class Quantiles(Statistics):
@@ -182,10 +192,10 @@ class QuantileClipStep(_Step):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.clip.of == "object":
+        if self.clip.changed_alone:
             raise ValueError(
-                "clip: of: object is not known: only standard and rescale change the inside of an "
-                "object alone"
+                f"clip: of: {self.clip.of} is not known: only standard and rescale change some "
+                "voxels alone"
             )
         return self
 
@@ -228,17 +238,25 @@ class Holes(Model):
     )
 
 
-class ObjectMoments(Moments):
-    """A mean and a standard deviation of what is inside an object."""
+class InsideMoments(Moments):
+    """A mean and a standard deviation of what is inside an object, or of what is not zero."""
 
-    of: Literal["object"]
-    holes: Holes | None = Field(None, description="zeros that are inside, too; default none")
+    of: Literal["object", "nonzero"]
+    holes: Holes | None = Field(
+        None, description="zeros that are inside the object, too; default none"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.of == "nonzero" and self.holes is not None:
+            raise ValueError("holes are zero, and of: nonzero leaves zeros as they are: remove one")
+        return self
 
 
-class ObjectStandardStep(_Step):
-    """``(value - mean) / std`` inside an object alone; outside, where all is zero, it stays so."""
+class InsideStandardStep(_Step):
+    """``(value - mean) / std`` of some voxels alone; elsewhere, where all is zero, it stays so."""
 
-    standard: ObjectMoments
+    standard: InsideMoments
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -284,7 +302,7 @@ _KINDS_BY_KEY = {
     "standard": {
         "levels": "levelsstandardstep",
         "by": "patchstandardstep",
-        "of": "objectstandardstep",
+        "of": "insidestandardstep",
         "": "standardstep",
     },
     "rescale": {"": "rescalestep"},
@@ -310,7 +328,7 @@ def _check_step(value: object) -> object:
 
 
 DefiniteStep: TypeAlias = (
-    ClipStep | AffineStep | StandardStep | ObjectStandardStep | PatchStandardStep
+    ClipStep | AffineStep | StandardStep | InsideStandardStep | PatchStandardStep
 )
 """A step whose numbers are known, or follow from a patch."""
 LevelsStep: TypeAlias = QuantileClipStep | RescaleStep | LevelsStandardStep
@@ -322,7 +340,7 @@ _Definite = (
     Annotated[ClipStep, Tag("clipstep")]
     | Annotated[AffineStep, Tag("affinestep")]
     | Annotated[StandardStep, Tag("standardstep")]
-    | Annotated[ObjectStandardStep, Tag("objectstandardstep")]
+    | Annotated[InsideStandardStep, Tag("insidestandardstep")]
     | Annotated[PatchStandardStep, Tag("patchstandardstep")]
 )
 
@@ -370,10 +388,15 @@ def sees_patches(normalize: object) -> bool:
     return any(isinstance(step, PatchStandardStep) for step in steps)
 
 
-def object_steps(normalize: object) -> list[ObjectStandardStep]:
+def object_steps(normalize: object) -> list[InsideStandardStep]:
     """The steps of a normalisation that change the inside of an object alone."""
     steps = normalize if isinstance(normalize, tuple) else ()
-    return [step for step in steps if isinstance(step, ObjectStandardStep)]
+    return [step for step in steps if is_of_object(step)]
+
+
+def is_of_object(step: Step) -> TypeGuard[InsideStandardStep]:
+    """Whether a step of numbers changes the inside of an object alone."""
+    return isinstance(step, InsideStandardStep) and step.standard.of == "object"
 
 
 def holes_of(normalize: object) -> Holes | None:
@@ -410,7 +433,7 @@ def rename_levels(normalize: Normalize, rename: Callable[[str], str]) -> Normali
 
 
 def _rename_step(step: Step, rename: Callable[[str], str]) -> Step:
-    if isinstance(step, ObjectStandardStep):
+    if isinstance(step, InsideStandardStep):
         holes = step.standard.holes
         renamed = holes and holes.model_copy(update={"path": rename(holes.path)})
         return step.model_copy(
@@ -440,7 +463,7 @@ def check_listed(steps: Sequence[Step], channels: int) -> None:
                 f"normalize.{number}: channels {chosen} must be different ones of 0 … "
                 f"{channels - 1}, the input_channels"
             )
-        if not isinstance(step, (ClipStep, AffineStep, StandardStep, ObjectStandardStep)):
+        if not isinstance(step, (ClipStep, AffineStep, StandardStep, InsideStandardStep)):
             continue
         for key, length in step.lengths.items():
             if length != len(chosen):
@@ -460,9 +483,9 @@ def check_undone(normalize: Normalize, input_channels: int, output_channels: int
         raise ValueError(
             "denormalize cannot undo what is done by section: normalise by the whole volume"
         )
-    if isinstance(normalize, tuple) and any(map(_is_of_object, normalize)):
+    if isinstance(normalize, tuple) and any(map(_is_inside_alone, normalize)):
         raise ValueError(
-            "denormalize cannot undo what is done inside an object alone: normalise all of the "
+            "denormalize cannot undo what is done to some voxels alone: normalise all of the "
             "volume (of: nonzero_box)"
         )
     if input_channels != output_channels and isinstance(normalize, tuple):
@@ -472,9 +495,11 @@ def check_undone(normalize: Normalize, input_channels: int, output_channels: int
         )
 
 
-def _is_of_object(step: Step) -> bool:
+def _is_inside_alone(step: Step) -> bool:
     taken = statistics_of(step)
-    return isinstance(step, ObjectStandardStep) or (taken is not None and taken.of == "object")
+    return isinstance(step, InsideStandardStep) or (
+        taken is not None and taken.changed_alone is not None
+    )
 
 
 def normalization_kind(value: object) -> str:

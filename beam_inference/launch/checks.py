@@ -11,7 +11,12 @@ from beam_inference.arrays import AnyDtype
 from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, JobConfig, network_keys
-from beam_inference.config.normalize import Sections, holes_of
+from beam_inference.config.normalize import (
+    InsideStandardStep,
+    Sections,
+    holes_of,
+    is_of_object,
+)
 from beam_inference.config.operators import Operator
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
@@ -194,6 +199,21 @@ def check_object(
                 f"input.resample.clip of {each.url} does not hold 0, and model.normalize changes "
                 "the inside of the object alone (of: object), where all must be zero outside: "
                 "clip by a step after it (clip: {levels: FILE, of: nonzero_box, low: 0, high: 1})"
+            )
+
+
+def check_nonzero(normalize: DefiniteNormalize, volume: InputVolume) -> None:
+    """Refuse to change what is not zero where that is not what is stored as such."""
+    steps = normalize if isinstance(normalize, tuple) else ()
+    if not any(isinstance(step, InsideStandardStep) and not is_of_object(step) for step in steps):
+        return
+    for each in volume.volumes:
+        if each.limits or (each.resampling is not None and any(each.resampling.orders)):
+            raise ConfigError(
+                f"model.normalize changes what is not zero alone (of: nonzero), and {each.url} is "
+                "resampled or clipped before: zeros beside other values are none any more, and the "
+                "levels are of stored values. Resample the volume first (beam-inference resample), "
+                "and make levels of that; or write of: object"
             )
 
 

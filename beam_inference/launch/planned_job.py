@@ -57,6 +57,7 @@ from beam_inference.launch import decide
 from beam_inference.launch.checks import (
     check_fill_value,
     check_halos,
+    check_nonzero,
     check_object,
     check_output_scale,
     check_position,
@@ -383,6 +384,7 @@ def plan_job(
     volume = with_object(volume, normalize, config.storage)
     check_sections(normalize, volume)
     check_object(config, normalize, volume, place)
+    check_nonzero(normalize, volume)
     for single in config.by_output.values():
         check_halos(single.postprocess, voxels.bounds)
     make_normalization(normalize, volume.values_dtype)

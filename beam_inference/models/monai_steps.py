@@ -167,15 +167,16 @@ def _scale(transform: Component, channels: int) -> list[Json]:
 
 def _normalize(transform: Component, channels: int) -> list[Json]:
     known = dict.fromkeys(("subtrahend", "divisor", "channel_wise"), ...)
-    transform.check_arguments(_KEYS | known | {"nonzero": False})
+    transform.check_arguments(_KEYS | known | {"nonzero": ...})
+    of = {"of": "nonzero"} if transform.arguments.get("nonzero") else {}
     mean = transform.arguments.get("subtrahend")
     std = transform.arguments.get("divisor")
     if (mean is None) != (std is None):
         raise transform.refuse("has one of subtrahend and divisor, and not the other")
     if mean is not None:
-        return [{"standard": {"mean": mean, "std": std}}]
+        return [{"standard": {"mean": mean, "std": std} | of}]
     _check_channels(transform, channels)
-    return [{"standard": {"levels": LEVELS, "floor": 0.0}}]
+    return [{"standard": {"levels": LEVELS, "floor": 0.0} | of}]
 
 
 def _check_channels(transform: Component, channels: int) -> None:

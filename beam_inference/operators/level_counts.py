@@ -128,7 +128,10 @@ class CountValues:
             nonzero = box_of_nonzero(array, box)
             if self.finds_object:
                 self._write_background(index, find_background(find_nonzero(array)))
-            self.write(_key(index), sections=sections, channels=channels, nonzero=nonzero)
+            zeros = np.array([(channel == 0).sum() for channel in array], np.int64)
+            self.write(
+                _key(index), sections=sections, channels=channels, nonzero=nonzero, zeros=zeros
+            )
 
         return do
 
@@ -208,7 +211,8 @@ class FindBins:
             if self.counting.finds_object:
                 zeros.append(zeros_outside_object(self.counting))
             for number, channel in enumerate(channels):
-                for counts in (whole, *map(channel.without_zeros, zeros)):
+                parts = map(channel.without_zeros, (*zeros, int(totals.zeros[number])))
+                for counts in (whole, *parts):
                     if counts.number:
                         ranks = ranks_of(QUANTILES, counts.number)
                         bins |= {(number, each) for each in counts.bins_of(ranks)}
@@ -299,6 +303,10 @@ class WriteLevels:
                     channels=[describe_values(each.without_zeros(outside)) for each in channels],
                     holes_sha256=_write_index(counting, f"{folder}/{name}"),
                 )
+            own = [
+                channels[number].without_zeros(zeros)
+                for number, zeros in enumerate(totals.zeros.tolist())
+            ]
             levels = Levels(
                 input=counting.path,
                 dtype=counting.dtype,
@@ -312,6 +320,7 @@ class WriteLevels:
                 channels=[describe_values(each) for each in channels],
                 nonzero=nonzero,
                 object=inside,
+                without_zeros=[describe_values(each) if each.number else None for each in own],
             )
             _write_file(folder, name, levels.model_dump_json(), counting.storage)
 
@@ -360,11 +369,13 @@ class Totals:
         has_floats: whether the values are floats.
         nonzero: bounding box of all voxels that are not zero in every channel, once
             :meth:`layers` has ended; None if all are.
+        zeros: number of zeros in each channel, once it has ended.
     """
 
     def __init__(self, counting: CountValues) -> None:
         self.has_floats = counting.dtype == "float32"
         self.nonzero: BoundingBox | None = None
+        self.zeros: NDArray[np.int64] = np.zeros(counting.channels, np.int64)
         self._counting = counting
         self._channels = WideSum()
 
@@ -379,6 +390,7 @@ class Totals:
                 total.add(counts["sections"])
                 self._channels.add(counts["channels"])
                 self._add_box(counts["nonzero"])
+                self.zeros += counts["zeros"]
             yield total.as_integers() if self.has_floats else total.as_int64()
 
     def _add_box(self, corners: NDArray[np.int64]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
+from typing import Literal
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import DefiniteNormalize
@@ -22,13 +23,13 @@ from beam_inference.config.normalize import (
     Contrast,
     DefiniteStep,
     Holes,
+    InsideMoments,
+    InsideStandardStep,
     LevelsStandardStep,
     LevelsStep,
     Moments,
     MomentsFromLevels,
     Normalize,
-    ObjectMoments,
-    ObjectStandardStep,
     PatchStandardStep,
     QuantileClipStep,
     QuantileRange,
@@ -210,11 +211,12 @@ def _definite(key: str, step: Step, channels: Sequence[_Channel]) -> DefiniteSte
             moments = [each.standardise(key, wanted) for each in channels]
             mean = [zero for zero, _ in moments]
             std = [divisor for _, divisor in moments]
-            if wanted.of != "object":
+            if wanted.changed_alone is None:
                 return StandardStep(standard=Moments(mean=mean, std=std), channels=step.channels)
-            holes = _holes(wanted.levels, channels[0].load(wanted.levels))
-            return ObjectStandardStep(
-                standard=ObjectMoments(mean=mean, std=std, of="object", holes=holes),
+            levels = channels[0].load(wanted.levels)
+            holes = _holes(wanted.levels, levels) if wanted.of == "object" else None
+            return InsideStandardStep(
+                standard=InsideMoments(mean=mean, std=std, of=wanted.changed_alone, holes=holes),
                 channels=step.channels,
             )
     for position, channel in enumerate(channels):
@@ -259,7 +261,8 @@ class _Channel:
         offset: is added then.
         clipped: the clips to quantiles.
         outside: what becomes of a zero outside of the object.
-        is_of_object: whether a step has changed the inside of the object alone.
+        inside: the voxels that a step has changed alone; None if none has.
+        is_scaled_alone: whether the steps so far have kept which values are zero.
         moments_unknown: why mean and standard deviation are not known any more.
         unknown: why quantiles are not, either.
     """
@@ -273,18 +276,19 @@ class _Channel:
     offset: float = 0.0
     clipped: _Clipped | None = None
     outside: float = 0.0
-    is_of_object: bool = False
+    inside: Literal["object", "nonzero"] | None = None
+    is_scaled_alone: bool = True
     moments_unknown: str | None = None
     unknown: str | None = None
 
     def take(self, key: str, step: DefiniteStep | LevelsStep, position: int) -> None:
         """Note a step of numbers, or of each patch; the channel has a position in its lists."""
         match step:
-            case StandardStep() | ObjectStandardStep():
+            case StandardStep() | InsideStandardStep():
                 std = _at(step.standard.std, position)
                 offset = -_at(step.standard.mean, position) / std
-                if isinstance(step, ObjectStandardStep):
-                    self._multiply_inside(key, 1 / std, offset)
+                if isinstance(step, InsideStandardStep):
+                    self._multiply_inside(key, step.standard.of, 1 / std, offset)
                 else:
                     self._multiply(1 / std, offset)
             case AffineStep():
@@ -294,11 +298,20 @@ class _Channel:
                 self._clip(pair)
                 self.moments_unknown = "a clip to fixed numbers changes both"
             case PatchStandardStep():
+                self.is_scaled_alone = False
                 self.unknown = "a step before it depends on each patch"
                 self.moments_unknown = self.unknown
 
-    def _multiply_inside(self, key: str, scale: float, offset: float) -> None:
-        """Note a step inside the object alone, for which all must be zero outside."""
+    def _multiply_inside(
+        self, key: str, of: Literal["object", "nonzero"], scale: float, offset: float
+    ) -> None:
+        """Note a step of some voxels alone, for which all others must be zero."""
+        if of == "nonzero" and not self.is_scaled_alone:
+            raise ConfigError(
+                f"{key}: of: nonzero changes what is stored as another value than zero, and steps "
+                f"before it change which values of channel {self.number} are zero. Write it before "
+                "them."
+            )
         if self.outside:
             raise ConfigError(
                 f"{key}: of: object changes the inside of the object alone, where all is zero "
@@ -307,9 +320,11 @@ class _Channel:
             )
         self._multiply(scale, offset)
         self.outside = 0.0
-        self.is_of_object = True
+        self.inside = of
+        self.is_scaled_alone = False
 
     def _multiply(self, scale: float, offset: float) -> None:
+        self.is_scaled_alone = self.is_scaled_alone and not offset
         self.maps.append(lambda value: value * scale + offset)
         self.outside = self.outside * scale + offset
         self.scale *= scale
@@ -319,6 +334,7 @@ class _Channel:
 
     def _clip(self, limits: tuple[float, float]) -> None:
         low, high = limits
+        self.is_scaled_alone = False
         self.maps.append(lambda value: min(max(value, low), high))
         self.outside = min(max(self.outside, low), high)
 
@@ -357,8 +373,8 @@ class _Channel:
                 f"{key}: would divide by {divisor:g}, because channel {self.number} has one value "
                 "there. Write eps or floor."
             )
-        if wanted.of == "object":
-            self._multiply_inside(key, 1 / divisor, -zero / divisor)
+        if wanted.changed_alone is not None:
+            self._multiply_inside(key, wanted.changed_alone, 1 / divisor, -zero / divisor)
         else:
             self._multiply(1 / divisor, -zero / divisor)
         return zero, divisor
@@ -368,21 +384,21 @@ class _Channel:
         if self.unknown is not None:
             raise ConfigError(f"{key}: its quantiles are not known, because {self.unknown}")
         low, high = _positions(key, wanted, self.load(wanted.levels))
-        if self.is_of_object and wanted.of != "object":
+        if self.inside not in (None, wanted.of):
             return self._extremes(key, wanted)
         values = self._levels(key, wanted).values
         return self._after_steps(values[low]), self._after_steps(values[high])
 
     def _extremes(self, key: str, wanted: Quantiles) -> tuple[float, float]:
-        """Least and greatest value, where steps so far have changed the inside of the object."""
+        """Least and greatest value, where a step before has changed some voxels alone."""
         if (wanted.low, wanted.high) != (0.0, 1.0):
             raise ConfigError(
-                f"{key}: a step before it has changed the inside of the object alone, so that of "
-                f"{wanted.of} only the least and the greatest value are known (low: 0, high: 1): "
-                "write these, or of: object"
+                f"{key}: a step before it has changed some voxels alone (of: {self.inside}), so "
+                f"that of {wanted.of} only the least and the greatest value are known (low: 0, "
+                f"high: 1): write these, or of: {self.inside}"
             )
         every = self._levels(key, wanted)
-        inside = self._levels(key, wanted.model_copy(update={"of": "object"}))
+        inside = self._levels(key, wanted.model_copy(update={"of": self.inside}))
         found = [self._after_steps(each) for each in (inside.values[0], inside.values[-1])]
         if every.number > inside.number:
             found.append(self.outside)
@@ -397,8 +413,8 @@ class _Channel:
         """Mean and standard deviation after the steps so far."""
         clipped = self.clipped
         unknown = self.moments_unknown
-        if self.is_of_object and wanted.of != "object":
-            unknown = unknown or "a step before it has changed the inside of the object alone"
+        if self.inside not in (None, wanted.of):
+            unknown = unknown or f"a step before it has changed some voxels alone ({self.inside})"
         if clipped is not None and (clipped.url, clipped.of) != (wanted.levels, wanted.of):
             unknown = unknown or "the values were clipped to quantiles of other levels"
         if unknown is not None:

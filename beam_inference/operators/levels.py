@@ -8,6 +8,7 @@ volume is cut, so what is made of them has no seams. How they are counted is in
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -85,6 +86,8 @@ class Levels(Frozen):
         nonzero: levels of what is not background; None where all voxels are zero.
         object: levels of the inside of the object, if that was looked for; None where all voxels
             are zero.
+        without_zeros: levels of what is not zero in each channel, whatever the others are; None for
+            one that is zero throughout. Files of earlier versions do not have them.
     """
 
     input: str
@@ -99,11 +102,15 @@ class Levels(Frozen):
     channels: list[ValueLevels] | None = None
     nonzero: NonzeroLevels | None = None
     object: ObjectLevels | None = None
+    without_zeros: list[ValueLevels | None] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        parts = [each.channels for each in (self.nonzero, self.object) if each is not None]
-        channels = [level for each in (self.channels or [], *parts) for level in each]
+        parts: list[Sequence[ValueLevels | None]] = [
+            each.channels for each in (self.nonzero, self.object) if each is not None
+        ]
+        parts += [] if self.without_zeros is None else [self.without_zeros]
+        channels = [level for each in (self.channels or [], *parts) for level in each if level]
         lengths = {len(self.volume), *map(len, self.sections or [])}
         if lengths | {len(each.values) for each in channels} != {len(self.quantiles)}:
             raise ValueError("it does not hold a value for each quantile")
@@ -116,7 +123,9 @@ class Levels(Frozen):
             raise ValueError("it does not hold mean and std of each section")
         return self
 
-    def channels_of(self, of: Literal["volume", "nonzero_box", "object"]) -> list[ValueLevels]:
+    def channels_of(
+        self, of: Literal["volume", "nonzero_box", "object", "nonzero"]
+    ) -> list[ValueLevels]:
         """Levels of each channel in a part of the volume.
 
         Raises:
@@ -129,6 +138,8 @@ class Levels(Frozen):
             )
         if of == "volume":
             return self.channels
+        if of == "nonzero":
+            return self._channels_without_zeros()
         if self.nonzero is None:
             raise LookupError(f"{self.input} is zero throughout: there is no {of}")
         if of == "nonzero_box":
@@ -139,6 +150,17 @@ class Levels(Frozen):
                 "INPUT --object --to FILE --overwrite)"
             )
         return self.object.channels
+
+    def _channels_without_zeros(self) -> list[ValueLevels]:
+        if self.without_zeros is None:
+            raise LookupError(
+                "it was made by an earlier version, without levels of what is not zero in each "
+                "channel: make it again (beam-inference levels INPUT --to FILE --overwrite)"
+            )
+        there = [each for each in self.without_zeros if each is not None]
+        if len(there) < len(self.without_zeros):
+            raise LookupError(f"a channel of {self.input} is zero throughout: it has no nonzero")
+        return there
 
     @property
     def section_count(self) -> int:

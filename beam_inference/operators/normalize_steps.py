@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,10 +16,11 @@ from beam_inference.config.normalize import (
     AffineStep,
     ClipStep,
     DefiniteStep,
-    ObjectStandardStep,
+    InsideStandardStep,
     PatchMoments,
     PatchStandardStep,
     StandardStep,
+    is_of_object,
 )
 
 Undo: TypeAlias = Callable[[Any], None]
@@ -52,10 +53,7 @@ def split_steps(
     steps: Sequence[DefiniteStep],
 ) -> tuple[Sequence[DefiniteStep], Sequence[DefiniteStep]]:
     """Steps up to the last one that changes the inside of an object alone, and those after it."""
-    last = max(
-        (number for number, step in enumerate(steps, 1) if isinstance(step, ObjectStandardStep)),
-        default=0,
-    )
+    last = max((number for number, step in enumerate(steps, 1) if is_of_object(step)), default=0)
     return steps[:last], steps[last:]
 
 
@@ -77,19 +75,36 @@ def normalize_inside(
     """
     values = array.astype(np.float32)
     for step in steps:
-        if not isinstance(step, ObjectStandardStep):
+        if not is_of_object(step):
             _take_step(step, values[None])
             continue
-        chosen = range(len(values)) if step.channels is None else step.channels
-        for position, channel in enumerate(chosen):
-            mean, std = (
-                np.float32(_float32(each[position] if isinstance(each, list) else each))
-                for each in (step.standard.mean, step.standard.std)
-            )
+        for channel, mean, std in _moments_of_channels(step, len(values)):
             for z, part in enumerate(inside):
-                values[channel, z] -= mean * part.astype(np.float32)
-            values[channel] /= std
+                values[channel, z] -= np.float32(mean) * part.astype(np.float32)
+            values[channel] /= np.float32(std)
     return values
+
+
+def _moments_of_channels(
+    step: InsideStandardStep, channels: int
+) -> Iterator[tuple[int, float, float]]:
+    """Each channel that a step changes, with its mean and deviation, which float32 holds."""
+    chosen = range(channels) if step.channels is None else step.channels
+    for position, channel in enumerate(chosen):
+        mean, std = (
+            _float32(each[position] if isinstance(each, list) else each)
+            for each in (step.standard.mean, step.standard.std)
+        )
+        yield channel, mean, std
+
+
+def _standardise_nonzero(step: InsideStandardStep, batch: Any) -> Undo:
+    for channel, mean, std in _moments_of_channels(step, batch.shape[1]):
+        values = batch[:, channel]
+        number = np.float32(mean) if isinstance(values, np.ndarray) else mean
+        values -= (values != 0) * number
+        values /= std
+    return _do_nothing
 
 
 def predict_normalized(
@@ -117,8 +132,9 @@ def predict_normalized(
 def _take_step(step: DefiniteStep, batch: Any) -> Undo:
     """Change a batch in place; return what undoes it."""
     match step:
-        case ObjectStandardStep():
-            raise TypeError("what is inside is not seen in a batch: normalize_inside takes it")
+        case InsideStandardStep():
+            assert not is_of_object(step), "what is inside is not seen here, see normalize_inside"
+            return _standardise_nonzero(step, batch)
         case ClipStep():
             _change(batch, step.channels, step.clip, _clip)
             return _do_nothing

@@ -708,6 +708,7 @@ def _parse_levels(content: bytes, folder: Path) -> object:
             {"rescale": {"levels": url, "low": 0.01, "high": 0.99}},
         ],
     }
+    of_nonzero = network | {"normalize": [{"standard": {"levels": url, "of": "nonzero"}}]}
     inside = {"levels": url, "of": "object"}
     of_object = network | {
         "normalize": [{"rescale": inside | {"low": 0.01, "high": 0.99}}, {"standard": inside}]
@@ -715,6 +716,7 @@ def _parse_levels(content: bytes, folder: Path) -> object:
     for wanted in (
         Network.model_validate(network).normalize,
         Network.model_validate(of_object).normalize,
+        Network.model_validate(of_nonzero).normalize,
         Contrast(levels=url),
         Contrast(levels=url, by="section"),
         Standard(levels=url, to="standard"),
@@ -750,6 +752,7 @@ def _levels() -> list[bytes]:
         "channels": [channel],
         "nonzero": {"start": [0, 0, 0], "stop": [1, 2, 3], "channels": [channel]},
         "object": {"channels": [channel], "holes_sha256": "0" * 64},
+        "without_zeros": [channel],
     }
     return [json.dumps(levels).encode(), json.dumps(levels | {"section_moments": None}).encode()]
 

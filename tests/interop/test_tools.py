@@ -145,6 +145,27 @@ def test_images_are_cropped_and_normalised_as_by_nnunet(tmp_path):
     assert not found.any()
 
 
+def test_what_is_not_zero_is_normalised_as_by_monai(tmp_path):
+    with np.load(results_of("monai_normalized.py", tmp_path) / "normalized.npz") as file:
+        image, expected = file["image"], file["result"]
+    url = write_volume(tmp_path / "in", image, block_shape=(16, 16, 16), format="zarr3")
+    write_levels(url, tmp_path)
+    steps = [{"standard": {"levels": "levels.json", "of": "nonzero", "floor": 0}}]
+    job = job_values(
+        url,
+        tmp_path / "out",
+        model={"normalize": steps, "input_channels": 3, "output_channels": 3},
+        output={"format": "zarr3"},
+    )
+    launch = prepare(parse_job(job, tmp_path))
+    list(Worker(launch).infer_chunks(range(launch.read_job().plan.chunks.count)))
+    found = read_volume(tmp_path / "out")
+    error = np.abs(found - expected).max(axis=(1, 2, 3)) / np.ptp(expected, axis=(1, 2, 3))
+    print(f"\nwhat is not zero: {error} of the range, at most")
+    assert error.max() <= 2e-6
+    assert not found[image == 0].any()
+
+
 def test_arrays_are_resampled_as_by_scikit_image(tmp_path):
     with np.load(results_of("resized.py", tmp_path) / "resized.npz") as file:
         results = dict(file)

@@ -306,7 +306,7 @@ def test_a_box_that_is_none_is_refused(made, tmp_path, box, message):
     _, url, levels = made
     told = json.loads(levels.read_text())
     for name, keys in {
-        "old": {"channels": None, "nonzero": None},
+        "old": {"channels": None, "nonzero": None, "without_zeros": None},
         "blank": {"nonzero": None},
         "far": {"nonzero": told["nonzero"] | {"stop": [10**30] * 3}},
         "empty": {"nonzero": told["nonzero"] | {"stop": told["nonzero"]["start"]}},

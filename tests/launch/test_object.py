@@ -10,7 +10,7 @@ from helpers import do_and_read, do_job, job_values, write_job, write_levels, wr
 from scipy import ndimage
 from skimage.transform import resize
 
-from beam_inference import prepare
+from beam_inference import predict, prepare
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Storage
@@ -99,6 +99,36 @@ def test_z_scores_of_the_inside_alone(made, tmp_path):
     assert (expected[:, 15, 20, 20] < -1).all()  # a hole is inside
     np.testing.assert_allclose(found, expected, atol=5e-6)
     assert not found[:, ~inside_of(array)].any()
+
+
+def test_what_is_not_zero_in_each_channel_alone(made, tmp_path):
+    """As MONAI's NormalizeIntensity with nonzero, and its network pads."""
+    array, url, levels = made
+    steps = [{"standard": {"levels": str(levels), "of": "nonzero"}}]
+    fill = {"fill": "constant", "fill_value": 0}
+    patch = {"patch_shape": [32, 16, 16], "patch_overlap": [0, 8, 8]}
+    found = outputs(url, tmp_path, steps, input=fill, inference=patch)
+    expected = array.astype(np.float64)
+    for channel in expected:
+        there = channel != 0
+        channel[there] = (channel[there] - channel[there].mean()) / channel[there].std()
+    np.testing.assert_allclose(found, expected, atol=5e-6)
+    assert not found[array == 0].any()
+    standard = prepare(
+        parse_job(values_of(url, tmp_path / "out0", steps, input=fill, inference=patch), tmp_path)
+    )
+    (step,) = standard.read_job().config.model.normalize
+    same = predict(
+        array,
+        lambda batch: batch,
+        patch_shape=(32, 16, 16),
+        patch_overlap=(0, 8, 8),
+        lattice="spread",
+        output_channels=2,
+        normalize=[step.model_dump(exclude_none=True)],
+        fill="constant",
+    )
+    np.testing.assert_allclose(same, found, atol=1e-6)
 
 
 def test_the_box_of_what_is_not_zero_has_the_same_inside(made, tmp_path):
@@ -322,6 +352,8 @@ def test_holes_of_another_volume_are_refused(made, tmp_path):
 
 
 OBJECT = {"levels": "levels.json", "of": "object"}
+NONZERO = {"levels": "levels.json", "of": "nonzero"}
+HOLES = {"path": "holes", "sha256": "0" * 64}
 MASK = {"path": "mask", "fill_value": 4}
 
 
@@ -329,11 +361,26 @@ MASK = {"path": "mask", "fill_value": 4}
     ("steps", "sections", "message"),
     [
         ([{"clip": OBJECT}], {}, "clip: of: object is not known"),
+        ([{"clip": NONZERO}], {}, "clip: of: nonzero is not known"),
+        ([{"clip": [0, 9]}, {"rescale": NONZERO}], {}, "which values of channel 0 are zero"),
+        ([{"standard": NONZERO}, {"standard": NONZERO}], {}, "which values of channel 0 are zero"),
+        ([{"standard": NONZERO | {"levels": "old.json"}}], {}, "of what is not zero in each chan"),
+        ([{"standard": NONZERO | {"levels": "empty.json"}}], {}, "is zero throughout: it has no n"),
+        (
+            [{"standard": NONZERO}],
+            {"input": {"resample": {"voxel_size_nm": [10, 7, 13]}}},
+            "of: nonzero.*is resampled or clipped before",
+        ),
+        (
+            [{"standard": {"mean": 1, "std": 2, "of": "nonzero", "holes": HOLES}}],
+            {},
+            "holes are zero, and of: nonzero leaves zeros",
+        ),
         ([{"scale": 1, "offset": 2}, {"standard": OBJECT}], {}, "make 2 of the zeros there in cha"),
         (
             [{"standard": OBJECT}, {"standard": OBJECT | {"of": "volume"}}],
             {},
-            "a step before it has changed the inside of the object alone",
+            r"a step before it has changed some voxels alone \(object\)",
         ),
         (
             [{"standard": OBJECT}, {"rescale": OBJECT | {"of": "volume", "low": 0.01}}],
@@ -349,7 +396,11 @@ MASK = {"path": "mask", "fill_value": 4}
             {},
             "the inside of several objects",
         ),
-        ([{"standard": OBJECT}], {"model": {"denormalize": True}}, "cannot undo what is done insi"),
+        (
+            [{"standard": OBJECT}],
+            {"model": {"denormalize": True}},
+            "cannot undo what is done",
+        ),
         (
             [{"standard": OBJECT}],
             {"input": {"fill": "constant", "fill_value": 3}},
@@ -371,6 +422,9 @@ def test_what_cannot_be_done_is_refused(made, tmp_path, steps, sections, message
     shutil.copytree(f"{levels}.holes", tmp_path / "levels.json.holes")
     told = json.loads(levels.read_text())
     (tmp_path / "plain.json").write_text(json.dumps(told | {"object": None}))
+    (tmp_path / "old.json").write_text(json.dumps(told | {"without_zeros": None}))
+    empty = {"without_zeros": [told["without_zeros"][0], None]}
+    (tmp_path / "empty.json").write_text(json.dumps(told | empty))
     full = told["object"] | {"holes_sha256": None}
     (tmp_path / "full.json").write_text(json.dumps(told | {"object": full}))
     values = values_of(url, tmp_path / "out", steps, **sections)

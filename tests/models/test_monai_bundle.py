@@ -113,6 +113,14 @@ def test_gaussian_windows(tmp_path):
             [{"standard": {"levels": "levels.json", "floor": 0.0}}],
         ),
         (
+            [transform("NormalizeIntensityd", nonzero=True, channel_wise=True)],
+            [{"standard": {"levels": "levels.json", "floor": 0.0, "of": "nonzero"}}],
+        ),
+        (
+            [transform("NormalizeIntensityd", nonzero=True, subtrahend=5.0, divisor=2.0)],
+            [{"standard": {"mean": 5.0, "std": 2.0, "of": "nonzero"}}],
+        ),
+        (
             [transform("ScaleIntensityd", minv=-1.0, maxv=1.0)],
             [
                 {"rescale": {"levels": "levels.json", "low": 0.0, "high": 1.0, "floor": 0.0}},
@@ -149,10 +157,6 @@ def test_preprocessing(transforms, normalize, tmp_path):
     ("changes", "message"),
     [
         ({"transforms": [transform("CropForegroundd")]}, "CropForegroundd is none of the transf"),
-        (
-            {"transforms": [transform("NormalizeIntensityd", nonzero=True)]},
-            "has nonzero: True; only False is known",
-        ),
         (
             {"transforms": [transform("ScaleIntensityRanged", a_min="$-57", a_max=1)]},
             r"preprocessing\.0\.a_min is the expression \$-57, which is Python code",

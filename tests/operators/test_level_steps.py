@@ -50,7 +50,11 @@ def by_hand(array, steps):
     values = array.astype(np.float64)
     for step in steps:
         ((key, told),) = [each for each in step.items() if each[0] != "offset"]
-        part = values[box] if isinstance(told, dict) and told.get("of") else values
+        of = told.get("of") if isinstance(told, dict) else None
+        if of == "nonzero":
+            values = np.stack([nonzero_by_hand(channel, key, told) for channel in values])
+            continue
+        part = values[box] if of else values
         axes = (1, 2, 3)
         if key == "clip":
             values = np.clip(values, quantile(part, told["low"]), quantile(part, told["high"]))
@@ -66,13 +70,32 @@ def by_hand(array, steps):
     return values
 
 
+def nonzero_by_hand(channel, key, told):
+    """What a step makes of a channel, whose zeros it leaves alone."""
+    there = channel[channel != 0]
+    if key == "rescale":
+        zero, one = np.quantile(there, [told["low"], told["high"]], method="inverted_cdf")
+        divisor = one - zero
+    else:
+        zero, divisor = there.mean(), there.std(ddof=told.get("ddof", 0))
+    return np.where(channel != 0, (channel - zero) / (divisor + told.get("eps", 0)), 0)
+
+
 BOX = {"of": "nonzero_box"}
+NONZERO = {"of": "nonzero"}
 STEPS = [
     [{"standard": {}}],
     [{"standard": BOX | {"ddof": 1, "eps": 0.5}}],
     [{"rescale": {}}],
     [{"rescale": BOX | {"low": 0.01, "high": 0.99, "eps": 1e-6}}],
     [{"clip": BOX | {"low": 0.005, "high": 0.995}}, {"standard": BOX}],
+    [{"standard": NONZERO | {"ddof": 1}}],
+    [
+        {"scale": 0.5, "offset": 0},
+        {"rescale": NONZERO | {"low": 0.01, "high": 0.99, "eps": 0.1}},
+        {"clip": BOX | {"low": 0.0, "high": 1.0}},
+        {"scale": 2, "offset": 1},
+    ],
     [{"scale": -0.5, "offset": 3}, {"standard": BOX | {"floor": 1e4}}, {"scale": 2, "offset": 1}],
     [
         {"scale": 0.5, "offset": 3},
@@ -292,8 +315,8 @@ def test_what_is_not_known_is_refused(made, tmp_path, steps, message):
     told = json.loads(levels.read_text())
     for name, keys in {
         "levels": {},
-        "old": {"channels": None, "nonzero": None},
-        "one": {"channels": told["channels"][:1], "nonzero": None},
+        "old": {"channels": None, "nonzero": None, "without_zeros": None},
+        "one": {"channels": told["channels"][:1], "nonzero": None, "without_zeros": None},
         "blank": {"nonzero": None},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(told | keys))
