@@ -171,7 +171,7 @@ def _precomputed_keys(scale: Json, spans: Sequence[tuple[int, int]]) -> Iterator
 
 
 def sample_block_keys(stored: Json, samples: Iterable[Sequence[tuple[int, int]]]) -> list[str]:
-    """Keys of the blocks that hold some places of an array without shards.
+    """Keys of the files, of blocks or shards, that hold some places of an array.
 
     Args:
         stored: TensorStore's spec of the stored array.

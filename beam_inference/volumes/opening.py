@@ -40,6 +40,7 @@ from beam_inference.volumes.kvstores import (
     one_line,
     open_with,
     place_of_store,
+    status,
     url_of,
     with_settings,
 )
@@ -388,7 +389,7 @@ def _open_packed_blocks(volume: Volume, cache_bytes: int) -> Volume:
     scale = volume.precomputed_scale
     kvstore = volume.kvstore.spec().to_json()
     if scale is None:
-        if kvstore["driver"] == "http" and not _is_sharded(volume):
+        if kvstore["driver"] == "http":
             _absent_by_asking(volume, _sample_keys(volume))
         return volume
     is_local = kvstore["driver"] == "file"
@@ -416,14 +417,14 @@ def _local_block_of_other_name(volume: Volume, scale: Json, kvstore: Json) -> st
     key = str(scale["key"])
     if not os.path.isdir(folder / key):  # no error of a name that no folder can have
         raise VolumeError(
-            f"{volume.url}/info names the scale {key}, but there is no such folder: every voxel "
+            f"{volume.url}/info names the scale {key!r}, but there is no such folder: every voxel "
             "would read as zero"
         )
     return block_with_suffix(folder / key, _MOST_FILES)
 
 
 def _sample_keys(volume: Volume) -> list[str]:
-    """Keys of the first, a middle and the last block of a volume without shards."""
+    """Keys of the first, a middle and the last block of a volume, or shard."""
     domain = volume.store.domain
     samples = []
     for share in (0, 1, 2):
@@ -446,14 +447,14 @@ _SECONDS_TO_ASK = 2.0
 
 
 def _absent_by_asking(volume: Volume, keys: Sequence[str]) -> list[str]:
-    """Those of some blocks that a server does not have; says so where it has none of them."""
-    requests = {key: volume.kvstore.read(key) for key in keys}
+    """Those of some blocks that a server does not have; says so where it has none of them.
+
+    Of shards, which may be large, a byte is asked for.
+    """
+    part = slice(0, 1) if _is_sharded(volume) else None
+    requests = {key: volume.kvstore.read(key, byte_range=part) for key in keys}
     try:
-        absent = [
-            key
-            for key, request in requests.items()
-            if request.result(timeout=_SECONDS_TO_ASK).state == "missing"
-        ]
+        absent = [key for key, request in requests.items() if _is_absent(request)]
     except (ValueError, OSError):
         return []  # or it takes its time: reading says what is wrong
     if keys and len(absent) == len(keys):
@@ -462,6 +463,16 @@ def _absent_by_asking(volume: Volume, keys: Sequence[str]) -> list[str]:
             volume.url,
         )
     return absent
+
+
+def _is_absent(request: ts.Future[KvStore.ReadResult]) -> bool:
+    """Whether a block is not there, or a shard without a byte."""
+    try:
+        return request.result(timeout=_SECONDS_TO_ASK).state == "missing"
+    except ValueError as error:
+        if status(error) != "OUT_OF_RANGE":
+            raise
+        return True
 
 
 def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
@@ -478,9 +489,11 @@ def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
 
 def _remote_block_of_other_name(volume: Volume, scale: Json) -> str | None:
     """Look at the names of three blocks only: a request each, and a listing may be long."""
-    if scale.get("sharding"):
-        return None
     keys = _sample_keys(volume)
+    if scale.get("sharding"):
+        if volume.kvstore.spec().to_json()["driver"] == "http":
+            _absent_by_asking(volume, keys)
+        return None
     for key in keys:
         names = ts.KvStore.KeyRange(key, f"{key}/")  # "/" comes after "."
         try:

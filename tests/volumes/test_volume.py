@@ -4,6 +4,8 @@ import json
 import numpy as np
 import pytest
 import tensorstore as ts
+from fakes.hugging_face import files_of_folder
+from fakes.web_files import WebFiles
 from helpers import read_volume, write_volume
 
 from beam_inference.config.formats import OutputSpec
@@ -298,3 +300,21 @@ def test_tensorstores_own_urls_and_specs_are_checked_too(tmp_path):
         block.rename(block.with_name(block.name + ".bz2"))
     with pytest.raises(VolumeError, match="would read every voxel as zero"):
         open_source(VolumeSource(spec={"driver": "neuroglancer_precomputed", "kvstore": f"{url}/"}))
+
+
+@pytest.mark.parametrize("format", ["precomputed", "zarr3"])
+@pytest.mark.parametrize("there", ["whole", "empty", "absent"])
+def test_shards_that_a_web_server_does_not_have_are_told_of(tmp_path, format, there, caplog):
+    array = np.ones((16, 32, 32), np.uint8)
+    write_volume(tmp_path, array, block_shape=(16, 16, 16), shard_shape=(16, 32, 32), format=format)
+    files = {f"/{name}": content for name, content in files_of_folder(tmp_path).items()}
+    (shard,) = (name for name in files if name.count("/") > 1)
+    if there == "empty":
+        files[shard] = b""
+    elif there == "absent":
+        del files[shard]
+    with WebFiles(files) as server:
+        open_volume(server.url)
+    assert server.sent[shard] == (1 if there == "whole" else 0)
+    told = "answers none of its first, middle and last block" in caplog.text
+    assert told == (there != "whole")
