@@ -26,6 +26,9 @@ from beam_inference.volumes.ome_zarr import GroupScale, scales_of_group
 _PRECEDENCE = ("info", "zarr.json", ".zarray", ".zgroup", "attributes.json")
 """Files by which volumes are recognised; of several in a folder, the first in this order counts."""
 
+_MOST_SCALES = 256
+"""Each halves at least one axis, of which there are three, of at most 64 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -87,8 +90,19 @@ def volume_at(url: str, storage: Storage = LOCAL) -> StoredVolume | None:
     for marker, driver in _drivers_by_marker().items():
         text = read_key(store, marker, url)
         if text is not None:
-            return _describe(url, storage, store, marker, driver, text)
+            volume = _describe(url, storage, store, marker, driver, text)
+            _check_number(url, len(volume.scales))
+            return volume
     return None
+
+
+def _check_number(url: str, scales: int) -> None:
+    """Refuse a volume that lists more scales than can be opened one by one."""
+    if scales > _MOST_SCALES:
+        raise VolumeError(
+            f"{url} lists {scales:,} scales, and {_MOST_SCALES} are the most that are looked at: "
+            "its metadata are damaged, or of a stranger. Remove those that are not there."
+        )
 
 
 def _describe(

@@ -150,3 +150,19 @@ def test_damaged_groups_are_told_of(tmp_path, image):
     (tmp_path / ".zattrs").write_text(json.dumps({"multiscales": [image]}))
     with pytest.raises(VolumeError, match="multiscales cannot be understood"):
         volume_at(f"file://{tmp_path}")
+
+
+@pytest.mark.parametrize("format", ["precomputed", "ome_zarr"])
+def test_a_volume_that_lists_scales_without_end_is_refused(tmp_path, format):
+    url = write_volume(tmp_path, np.ones((4, 4, 4), np.uint8), format=format)
+    path = tmp_path / ("info" if format == "precomputed" else "zarr.json")
+    metadata = json.loads(path.read_text())
+    listed = (
+        metadata["scales"]
+        if format == "precomputed"
+        else metadata["attributes"]["ome"]["multiscales"][0]["datasets"]
+    )
+    listed *= 257
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(VolumeError, match="lists 257 scales, and 256 are the most"):
+        volume_at(url)
