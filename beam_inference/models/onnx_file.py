@@ -9,13 +9,19 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TypeAlias
 
 from beam_inference.errors import ModelContractError
 
 
 class _Malformed(Exception):
     """The bytes are no message of Protocol Buffers; the message says why."""
+
+
+class _Unfolding(Exception):
+    """Functions unfold to more than an engine can load; the message says how."""
 
 
 class _ExternalData(Exception):
@@ -51,17 +57,27 @@ _ATTRIBUTE.parts.update({6: _GRAPH, 11: _GRAPH})  # what branches and loops run
 _FUNCTION = _Message({7: _NODE, 11: _ATTRIBUTE})
 _TRAINING = _Message({1: _GRAPH, 2: _GRAPH})
 _GRAPH_NUMBER = 7
+_FUNCTION_NUMBER = 25
 _MODEL = _Message(
-    {_GRAPH_NUMBER: _GRAPH, 20: _TRAINING, 25: _FUNCTION},
+    {_GRAPH_NUMBER: _GRAPH, 20: _TRAINING, _FUNCTION_NUMBER: _FUNCTION},
     # so that no text is taken for a model: OpenVINO would take it for what it is
     kinds={1: _VARINT, 2: _LENGTH, 3: _LENGTH, 4: _LENGTH, 5: _VARINT, 6: _LENGTH, 8: _LENGTH},
 )
 
-_DEEPEST = 100  # as Protocol Buffers itself has it
+_DEEPEST = 40
+"""Graphs in branches of graphs, 13 deep: OpenVINO takes twice as long for each more."""
+_MOST_OF_CALLS = 10_000
+"""Nodes that calls of functions stand for; ONNX Runtime takes a minute to put them into place."""
+
+_Name: TypeAlias = tuple[bytes, ...]
+"""Domain, name and overload of a function."""
+_NAME_IN_NODE = (7, 4, 8)
+_NAME_IN_FUNCTION = (10, 1, 13)
+"""Numbers of the fields that hold them."""
 
 
 def check_self_contained(path: Path) -> None:
-    """Check that an ONNX file holds its weights itself.
+    """Check that an ONNX file holds its weights itself, and unfolds to a network of bounded size.
 
     Those in another file would be neither hashed nor fetched with it.
 
@@ -78,9 +94,15 @@ def check_self_contained(path: Path) -> None:
             _check(content, 0, len(content), _MODEL, depth=0)
             if all(number != _GRAPH_NUMBER for number, *_ in _fields(content, 0, len(content))):
                 raise _Malformed("it has no graph")
+            _check_calls(content)
         except _Malformed as error:
             raise ModelContractError(
                 f"{path} is not an ONNX file, or damaged: {error}. Save or copy it again."
+            ) from None
+        except _Unfolding as error:
+            raise ModelContractError(
+                f"{path} has functions that {error}: engines would take hours, or all memory, to "
+                "load it. Save it without functions, such as by onnx.inliner."
             ) from None
         except _ExternalData:
             raise ModelContractError(
@@ -101,6 +123,50 @@ def _check(content: mmap.mmap, start: int, stop: int, message: _Message, depth: 
             raise _Malformed(f"field {number} at byte {begin} is of the wrong kind")
         if part is not None:
             _check(content, begin, end, part, depth + 1)
+
+
+def _check_calls(content: mmap.mmap) -> None:
+    """Refuse functions whose calls unfold without end, which an engine would try to load."""
+    calls: dict[_Name, list[_Name]] = {}
+    top: list[_Name] = []
+    for number, _, begin, end in _fields(content, 0, len(content)):
+        part = _MODEL.parts.get(number)
+        if number == _FUNCTION_NUMBER:
+            name = _name(content, begin, end, _NAME_IN_FUNCTION)
+            calls.setdefault(name, []).extend(_called(content, begin, end, _FUNCTION))
+        elif part is not None:
+            top.extend(_called(content, begin, end, part))
+    if not calls:
+        return
+    try:
+        order = list(TopologicalSorter(calls).static_order())
+    except CycleError:
+        raise _Unfolding("call themselves") from None
+    sizes: dict[_Name, int] = {}
+    for name in order:
+        size = sum(1 + sizes.get(each, 0) for each in calls.get(name, ()))
+        sizes[name] = min(size, _MOST_OF_CALLS + 1)
+    if sum(sizes.get(name, 0) for name in top) > _MOST_OF_CALLS:
+        raise _Unfolding(f"stand for more than {_MOST_OF_CALLS:,} nodes where they are called")
+
+
+def _called(content: mmap.mmap, start: int, stop: int, message: _Message) -> Iterator[_Name]:
+    """What the nodes in a message call: operators, or functions of the file."""
+    for number, _, begin, end in _fields(content, start, stop):
+        part = message.parts.get(number)
+        if part is _NODE:
+            yield _name(content, begin, end, _NAME_IN_NODE)
+        if part is not None:
+            yield from _called(content, begin, end, part)
+
+
+def _name(content: mmap.mmap, start: int, stop: int, numbers: tuple[int, ...]) -> _Name:
+    found = {
+        number: content[begin:end]
+        for number, kind, begin, end in _fields(content, start, stop)
+        if number in numbers and kind == _LENGTH
+    }
+    return tuple(found.get(number, b"") for number in numbers)
 
 
 def _fields(content: mmap.mmap, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:

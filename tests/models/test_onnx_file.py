@@ -121,3 +121,46 @@ def test_names_of_the_words_are_not_mistaken_for_external_data(tmp_path):
 def test_what_is_no_onnx_file(content, tmp_path):
     with pytest.raises(ModelContractError, match="not an ONNX file"):
         check(tmp_path / "a.onnx", content)
+
+
+def calls(number):
+    """A file whose functions call the one before twice each; the first is an operator."""
+    functions = [
+        onnx.FunctionProto(
+            name=f"f{k}",
+            domain="own",
+            node=[onnx.NodeProto(op_type=f"f{k - 1}" if k else "Relu", domain="own" if k else "")]
+            * 2,
+        )
+        for k in range(number)
+    ]
+    top = onnx.NodeProto(op_type=f"f{number - 1}", domain="own")
+    return onnx.ModelProto(graph=graph_with(node=[top]), functions=functions[::-1])
+
+
+def test_functions_that_stand_for_many_nodes_are_refused(tmp_path):
+    check(tmp_path / "a.onnx", calls(11).SerializeToString())
+    for number in (14, 60):
+        with pytest.raises(ModelContractError, match="stand for more than 10,000 nodes"):
+            check(tmp_path / "a.onnx", calls(number).SerializeToString())
+
+
+def test_functions_that_call_themselves_are_refused(tmp_path):
+    model = calls(3)
+    model.functions[-1].node[0].CopyFrom(onnx.NodeProto(op_type="f2", domain="own"))
+    with pytest.raises(ModelContractError, match="call themselves"):
+        check(tmp_path / "a.onnx", model.SerializeToString())
+
+
+def branches(depth):
+    """A file of graphs in branches of graphs."""
+    graph = graph_with()
+    for _ in range(depth):
+        graph = graph_with(node=[node_with(g=graph)])
+    return onnx.ModelProto(graph=graph).SerializeToString()
+
+
+def test_branches_of_branches_are_refused_from_some_depth_on(tmp_path):
+    check(tmp_path / "a.onnx", branches(13))
+    with pytest.raises(ModelContractError, match="nested too deeply"):
+        check(tmp_path / "a.onnx", branches(14))
