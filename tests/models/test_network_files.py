@@ -6,7 +6,9 @@ import shutil
 import pytest
 
 from beam_inference.config.job import Network
+from beam_inference.errors import ModelContractError
 from beam_inference.models.hashes import NetworkFiles, model_sha256
+from beam_inference.models.openvino_file import check_network
 
 
 @pytest.fixture
@@ -17,6 +19,22 @@ def files(tmp_path):
         path=str(tmp_path / "network.xml"), weights=str(tmp_path / "network.bin"), output_channels=1
     )
     return NetworkFiles.of(model)
+
+
+def test_branches_of_branches_are_refused_from_some_depth_on(tmp_path):
+    """OpenVINO 2026.4 took a second for sixteen, and sixteen times as long for four more."""
+    path = tmp_path / "network.xml"
+
+    def write(depth):
+        before = "<layers><layer><then_body>" * depth
+        after = "</then_body></layer></layers>" * depth
+        path.write_text(f"<net>{before}<layers><layer><output/></layer></layers>{after}</net>")
+
+    write(13)
+    check_network(path)
+    write(15)
+    with pytest.raises(ModelContractError, match="nested 45 deep and more"):
+        check_network(path)
 
 
 def test_files_that_nobody_touched_are_unchanged(files):
