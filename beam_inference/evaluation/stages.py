@@ -119,6 +119,7 @@ def _count_labels(plan: EvaluationPlan) -> Counts:
 def _count_map(plan: EvaluationPlan) -> Counts:
     """Count the values of a map."""
     output = plan.open_output()
+    output.check_dtype(plan.bins.dtype)
     labels = plan.open_labels()
 
     def count(index: int) -> Mapping[str, Arrays]:

@@ -107,8 +107,11 @@ class CountValues:
         return self.chunks.count
 
     def volume(self) -> Volume:
-        """Open the volume."""
-        return open_volumes([self.path, *self.beside], self.scale, self.channel, self.storage)
+        """Open the volume. Raises WorkerFault if its dtype is not that of the plan."""
+        urls = [self.path, *self.beside]
+        volume = open_volumes(urls, self.scale, self.channel, self.storage)
+        volume.check_dtype(self.dtype)
+        return volume
 
     def make_worker(self) -> Callable[[int], None]:
         """See :class:`beam_inference.job.stage_job.ChunkStage`."""

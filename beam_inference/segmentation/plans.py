@@ -13,7 +13,6 @@ from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.storage import Storage
-from beam_inference.errors import WorkerFault
 from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
@@ -115,12 +114,7 @@ class LabelPlan:
         """
         channels = list(self.read_channels)
         volume = open_volume(self.source, scale=self.scale, channel=channels, storage=self.storage)
-        if volume.dtype.name != self.input_dtype:
-            raise WorkerFault(
-                f"{self.source} holds {volume.dtype.name}, and held {self.input_dtype} when the "
-                f"{self.table_folder} were begun: it is another volume. Put that one back, or pass "
-                "--overwrite to make everything again"
-            )
+        volume.check_dtype(self.input_dtype)
         return volume
 
     @property

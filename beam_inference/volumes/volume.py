@@ -171,6 +171,21 @@ class Volume:
         """TensorStore's spec of the stored array."""
         return self.view.stored
 
+    def check_dtype(self, planned: str) -> None:
+        """Refuse the volume of a worker if it holds other values than at the plan.
+
+        Args:
+            planned: name of the dtype that it had.
+
+        Raises:
+            WorkerFault: it has another one.
+        """
+        if self.dtype.name != planned:
+            raise WorkerFault(
+                f"{self.url} holds {self.dtype.name}, and held {planned} when this was planned: it "
+                "is another volume. Put that one back, or pass --overwrite to make everything again"
+            )
+
     @cached_property
     def view(self) -> View:
         """What it is made of."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from beam_inference.cli.main import main
 from beam_inference.config.storage import Storage
 from beam_inference.conversion.convert import convert
 from beam_inference.errors import StateError, WorkerFault
+from beam_inference.evaluation.evaluate import plan_evaluation
+from beam_inference.evaluation.stages import evaluation_stages
 from beam_inference.job.unfinished import warn_if_unfinished
+from beam_inference.operators.level_stages import plan_level_stages
 from beam_inference.segmentation.component_job import plan_components
 from beam_inference.segmentation.component_stages import component_stages
 from beam_inference.segmentation.layout import Layout
@@ -86,15 +90,45 @@ def test_what_was_made_of_less_is_not_called_complete(make, volume_in, tmp_path)
     np.testing.assert_array_equal(read_volume(made), read_volume(tmp_path / "anew"))
 
 
-def test_components_of_an_input_that_holds_other_values_since_are_refused(volume_in, tmp_path):
-    plan = plan_components(
-        str(volume_in),
-        str(tmp_path / "out"),
-        threshold=200,
-        layout=Layout(),
+def stages_of_components(url, folder):
+    """The stages of components of a volume."""
+    plan = plan_components(url, f"{folder}/out", threshold=200, layout=Layout(), storage=Storage())
+    return component_stages(plan)
+
+
+def stages_of_levels(url, folder):
+    """The stages of the levels of a volume."""
+    to = f"{folder.as_uri()}/levels.json"
+    return [*plan_level_stages(url, to, scale=0, channel=None, storage=Storage())]
+
+
+def stages_of_evaluation(url, folder):
+    """The stages of a map's evaluation, by itself."""
+    plan = plan_evaluation(
+        url,
+        url,
+        kind="map",
+        scale=0,
+        labels_scale=0,
+        channel=None,
+        ignore=(),
+        positive=(),
+        thresholds=(),
+        value_range=(0.0, 1.0),
+        cell_shape=(8, 8, 8),
+        chunk_shape=None,
+        worst=1,
         storage=Storage(),
     )
+    return evaluation_stages(replace(plan, scratch_url=f"{folder.as_uri()}/a/b"))
+
+
+@pytest.mark.parametrize(
+    "stages_of", [stages_of_components, stages_of_levels, stages_of_evaluation]
+)
+def test_an_input_that_holds_other_values_since_the_plan_is_refused(stages_of, volume_in, tmp_path):
+    first, *_ = stages_of(volume_in.as_uri(), tmp_path)
     info = json.loads((volume_in / "info").read_text())
     (volume_in / "info").write_text(json.dumps(info | {"data_type": "int8"}))
     with pytest.raises(WorkerFault, match="holds int8, and held uint8"):
-        component_stages(plan)[0].make_worker()
+        first.make_worker()
