@@ -34,6 +34,7 @@ from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import NO_REST, pad_to_zero
+from beam_inference.job.ownership import refuse_owned
 from beam_inference.job.provenance import record_command
 from beam_inference.job.replacement import Replacement, plan_replacement
 from beam_inference.job.stage_job import StageJob
@@ -124,11 +125,13 @@ class BlockConversion:
         exists = open_output(spec) is not None
         job = self.job()
         records = StageRecords(job)
-        if exists and not records.has_begun():
-            raise StateError(
-                f"{self.target} holds a volume that this conversion did not begin: choose another "
-                "place, or pass --overwrite to replace it"
-            )
+        if not records.has_begun():
+            if exists:
+                raise StateError(
+                    f"{self.target} holds a volume that this conversion did not begin: choose "
+                    "another place, or pass --overwrite to replace it"
+                )
+            refuse_owned(spec.url, spec.storage)
         records.begin()
         if exists:
             check_witnesses(job, [self.task], self.target)

@@ -95,7 +95,7 @@ def claim_output(output_url: str, owner: Owner, storage: Storage, *, replace: bo
         replace: whether to take over what belongs to other jobs.
 
     Raises:
-        StateError: another job writes some of the same voxels.
+        StateError: another job writes some of the same voxels, or a command does.
         WorkerFault: the output cannot be written.
     """
     file = _OwnersFile(output_url, storage)
@@ -103,10 +103,31 @@ def claim_output(output_url: str, owner: Owner, storage: Storage, *, replace: bo
     while time.monotonic() < deadline:
         earlier = _read_others_kept(file, owner) if replace else file.read()
         _refuse_conflict(earlier, owner, output_url)
+        if not (earlier or replace):  # a command may have begun there since the launch looked
+            file.refuse_stages()
         others = [each for each in earlier if each.fingerprint != owner.fingerprint]
         if file.write([*others, owner]):
             return
     raise WorkerFault(f"others write {file.url} all the time: try again")
+
+
+def refuse_owned(output_url: str, storage: Storage) -> None:
+    """Refuse to make a volume where a job is about to write its output.
+
+    Args:
+        output_url: URL of the volume, which is not there yet.
+        storage: settings of the object stores.
+
+    Raises:
+        StateError: a job is, or nobody knows whether one is.
+        WorkerFault: its folder cannot be read.
+    """
+    for owner in _OwnersFile(output_url, storage).read():
+        raise StateError(
+            f"{output_url} belongs to a job (fingerprint {owner.fingerprint[:12]}), whose state is "
+            f"in {owner.state_url or state_folder_of(output_url)}, and which has begun there. Use "
+            "another target, or pass --overwrite to replace what that job writes."
+        )
 
 
 class Claim:

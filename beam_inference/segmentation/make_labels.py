@@ -12,6 +12,7 @@ from beam_inference.config.formats import get_format, multiscale_formats
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.ownership import refuse_owned
 from beam_inference.job.provenance import record_command
 from beam_inference.job.replacement import Replacement, plan_replacement
 from beam_inference.job.stage_job import StageJob
@@ -420,6 +421,7 @@ def _check_no_other_labels(job: StageJob, urls: Iterable[str]) -> None:
                 f"{url} holds a volume that no {job.kind} has begun: its voxels would "
                 "be mixed with the new ones. Use another target, or pass --overwrite to replace it."
             )
+        refuse_owned(url, job.storage)
 
 
 def make_coarser_scales(plan: LabelPlan, flags: Sequence[str]) -> PyramidResult | None:

@@ -9,6 +9,9 @@ import pytest
 from helpers import OF_RANGE, TOYS, job_values, read_volume, toy, truncated, write_job
 
 from beam_inference.cli.main import main
+from beam_inference.config.storage import Storage
+from beam_inference.errors import StateError
+from beam_inference.job.ownership import claim_output, owner_of
 from beam_inference.job.resolved_job import NUMERICS
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.prepare import prepare
@@ -158,6 +161,32 @@ def test_a_volume_that_a_command_has_made_is_not_overwritten(job, tmp_path, caps
     assert found == before
     assert main(["run", path, "--set", "model.normalize={scale: 2.0}", "--overwrite"]) == 0
     assert main(["run", path, "--set", "model.normalize={scale: 2.0}"]) == 0
+
+
+def test_a_command_that_begins_while_the_network_is_tried_keeps_its_volume(job, tmp_path):
+    """The launch has found no output, and is about to claim it."""
+    resolved = prepare(load_job(job(output={"path": str(tmp_path / "other")}))).read_job()
+    url = (tmp_path / "out").as_uri()
+    assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out")]) == 0
+    owner = owner_of(resolved, f"{url}/_beam_inference")
+    with pytest.raises(StateError, match="convert, which has made the voxels"):
+        claim_output(url, owner, Storage(), replace=False)
+    assert not (tmp_path / "out" / "_beam_inference" / "owners.json").exists()
+
+
+@pytest.mark.parametrize("command", ["convert", "components"])
+def test_no_command_begins_where_a_job_is_about_to_write(job, tmp_path, command, capsys):
+    """The job has claimed its output, and not created it yet."""
+    resolved = prepare(load_job(job(output={"path": str(tmp_path / "other")}))).read_job()
+    url = (tmp_path / "out").as_uri()
+    claim_output(url, owner_of(resolved, "file:///elsewhere"), Storage(), replace=False)
+    words = [command, str(tmp_path / "in"), str(tmp_path / "out")]
+    words += ["--threshold", "100"] if command == "components" else []
+    assert main(words) == 2
+    assert "belongs to a job" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").rglob("*.json")] == ["owners.json"]
+    assert main([*words, "--overwrite"]) == 0
+    assert not (tmp_path / "out" / "_beam_inference" / "owners.json").exists()
 
 
 def test_the_same_job_may_write_an_output_with_another_state(job, capsys):
