@@ -28,7 +28,7 @@ from beam_inference.geometry.fill import source_sections
 from beam_inference.geometry.origin import NO_REST
 from beam_inference.geometry.resampling import Resampling
 from beam_inference.geometry.zyx import VoxelSizeNm
-from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.resolved_job import ResolvedJob, ResolvedMask
 from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import AnyNormalization, Normalization, unit
 from beam_inference.operators.normalize_steps import (
@@ -45,7 +45,7 @@ from beam_inference.volumes.input_volume import (
     output_grid,
     resampling_to_output,
 )
-from beam_inference.volumes.mask import open_mask
+from beam_inference.volumes.mask import Mask, open_mask
 from beam_inference.volumes.object_volume import open_object
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
@@ -144,6 +144,12 @@ def _crop(volume: Volume, box: Bounds | LevelsBox | None) -> Volume:
             f"(z, y, x; stop exclusive). The part inside is {box.box.intersection(volume.bounds)}."
         )
     return volume.crop(box.box)
+
+
+def record_mask(mask: Mask) -> ResolvedMask:
+    """What a job records of a mask."""
+    volume = mask.volume
+    return ResolvedMask(bounds=volume.bounds, per_voxel=mask.per_voxel, dtype=volume.dtype.name)
 
 
 def open_input_under_output(job: ResolvedJob) -> Volume:

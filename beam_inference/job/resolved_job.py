@@ -73,6 +73,20 @@ class ResolvedInput(Frozen):
     limits: list[tuple[float, float]] = Field(default_factory=list)
 
 
+class ResolvedMask(Frozen):
+    """A mask of a job, as a launch found it; not part of the fingerprint.
+
+    Attributes:
+        bounds: bounding box of it, in its own voxels.
+        per_voxel: its voxels per voxel of what it masks, ZYX.
+        dtype: its dtype, as stored.
+    """
+
+    bounds: BoundingBox
+    per_voxel: tuple[float, float, float]
+    dtype: str
+
+
 class ResolvedJob(Frozen):
     """A job with every default and every ``auto`` made definite.
 
@@ -93,6 +107,7 @@ class ResolvedJob(Frozen):
         further_inputs: the volumes whose channels follow those of the input.
         mask_origins: where index zero of the masks' arrays lies, ZYX, by their keys in the job
             file; without those at 0.
+        masks: the masks by their keys in the job file; older records have none.
         roi: the box to produce, in the output's voxels.
         output_bounds: bounding box of the output.
         voxel_size_nm: voxel size of the output, ZYX.
@@ -126,6 +141,7 @@ class ResolvedJob(Frozen):
     input_block_shape: Zyx
     further_inputs: list[ResolvedInput] = Field(default_factory=list)
     mask_origins: dict[str, Zyx] = Field(default_factory=dict)
+    masks: dict[str, ResolvedMask] = Field(default_factory=dict)
     roi: BoundingBox
     output_bounds: BoundingBox
     voxel_size_nm: VoxelSizeNm
@@ -234,6 +250,7 @@ class ResolvedJob(Frozen):
             input_block_shape=self.input_block_shape,
             further_inputs=self.further_inputs,
             mask_origins=self.mask_origins,
+            masks=self.masks,
             roi=roi,
             output_bounds=self.output_bounds,
             voxel_size_nm=self.voxel_size_nm,

@@ -29,6 +29,7 @@ from beam_inference.job.chunk_choice import choose_chunks
 from beam_inference.job.enlargement import check_enlargement, enlarge_job
 from beam_inference.job.messages import Launch
 from beam_inference.job.ownership import Owner, check_owner, claim_output, owner_of
+from beam_inference.job.parts import record_mask
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.provenance import record_job
 from beam_inference.job.resolved_job import (
@@ -697,6 +698,7 @@ def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
         input_block_shape=planned.input.read_shape,
         further_inputs=[_record_input(each.volume, planned) for each in planned.input.further],
         mask_origins=_mask_origins(planned),
+        masks={key: record_mask(mask) for key, mask in planned.masks.items()},
         roi=planned.roi,
         output_bounds=planned.output.bounds,
         voxel_size_nm=planned.output.voxel_size_nm,

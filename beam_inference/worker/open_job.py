@@ -27,7 +27,7 @@ from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.outputs import LOSSY, open_output
 from beam_inference.volumes.volume import Volume
 from beam_inference.worker.network_watch import NetworkWatch
-from beam_inference.worker.output_mask import OutputMask, open_output_mask
+from beam_inference.worker.output_mask import OutputMask, check_mask, open_output_mask
 from beam_inference.worker.postprocessing import Postprocessing
 from beam_inference.worker.previews import OpenPreview, open_previews
 from beam_inference.worker.seam_files import SeamFiles
@@ -182,6 +182,8 @@ def _check_input(volume: InputVolume, job: ResolvedJob) -> None:
     """Refuse inputs that are not those that the job began with."""
     first = (job.input_bounds, job.resampling, job.input_channels, job.input_dtype)
     _check_volume(volume, volume.bounds, first)
+    if volume.mask is not None:
+        check_mask("input.mask", volume.mask, job)
     for each, known in zip(volume.further, job.further_inputs, strict=True):
         further = (known.bounds, known.resampling, known.channels, known.dtype)
         _check_volume(each.volume, each.volume.stored.bounds, further)

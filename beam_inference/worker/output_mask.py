@@ -10,6 +10,7 @@ from typing import TypeVar
 from beam_inference.arrays import AnyArray
 from beam_inference.errors import ChunkFault, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.parts import record_mask
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.volumes.mask import Mask, open_mask
 from beam_inference.worker.retries import attempt
@@ -76,12 +77,36 @@ def open_output_mask(job: ResolvedJob) -> OutputMask:
 
     Raises:
         UserError: as :func:`beam_inference.volumes.mask.open_mask`.
+        WorkerFault: it is another one than at the launch.
     """
     config = job.config
     mask = None
     if config.mask is not None:
         mask = open_mask("mask", config.mask, job.voxel_size_nm, config.storage)
+        check_mask("mask", mask, job)
     return OutputMask(mask, config.job.attempts)
+
+
+def check_mask(key: str, mask: Mask, job: ResolvedJob) -> None:
+    """Refuse a mask that lies elsewhere than at the launch, or holds other values.
+
+    Args:
+        key: its key in the job file.
+        mask: the mask, as this process found it.
+        job: the job.
+
+    Raises:
+        WorkerFault: it does.
+    """
+    known = job.masks.get(key)
+    found = record_mask(mask)
+    if known is not None and found != known:
+        raise WorkerFault(
+            f"{key}: the volume {mask.volume.url} is {found.bounds} (z, y, x) of {found.dtype}, "
+            f"{list(found.per_voxel)} of its voxels per voxel, and was {known.bounds} of "
+            f"{known.dtype}, {list(known.per_voxel)}, when the job began: it is another volume, or "
+            "lies elsewhere. Put that one back, or launch a job with another output.path"
+        )
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -1,5 +1,6 @@
 """Inputs that are resampled on the fly, against volumes that were resampled before."""
 
+import gc
 import json
 
 import numpy as np
@@ -226,6 +227,28 @@ def test_a_launch_elsewhere_finds_the_volume_as_the_job_took_it(tmp_path, stored
     info["scales"][0]["resolution"] = [12.0, 12.0, 40.0]
     (stored / "info").write_text(json.dumps(info))
     with pytest.raises(WorkerFault, match="it is another volume"):
+        Worker(launch)
+
+
+@pytest.mark.parametrize("key", ["input.mask", "mask"])
+@pytest.mark.parametrize("change", ["voxel_size", "dtype"])
+def test_a_worker_refuses_a_mask_that_is_another_one_since_the_launch(
+    tmp_path, stored, key, change
+):
+    size = open_volume(stored.as_uri()).voxel_size_nm
+    write_volume(tmp_path / "mask", np.ones((8, 8, 8), np.uint8), voxel_size_nm=size)
+    mask = {"mask": {"path": str(tmp_path / "mask")}}
+    launch = prepare(parsed(tmp_path, stored, **({"input": mask} if "." in key else mask)))
+    gc.collect()  # a worker is another process, and knows nothing of the volume yet
+    path = tmp_path / "mask" / "info"
+    info = json.loads(path.read_text())
+    (scale,) = info["scales"]
+    if change == "voxel_size":
+        scale["resolution"][1] *= 2
+    else:
+        info["data_type"] = "int8"
+    path.write_text(json.dumps(info))
+    with pytest.raises(WorkerFault, match=f"^{key}: the volume .* it is another volume"):
         Worker(launch)
 
 
