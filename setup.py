@@ -27,6 +27,8 @@ setup(
             "demo/job.yaml",
             "evaluation/page.html",
             "report/page.html",
+            "report/style.html",
+            "report/volumes.html",
         ]
     },
     python_requires=">=3.11",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from beam_inference.cli.argument_types import port, positive, price
 from beam_inference.cli.command import Options, Subparsers, add_command, add_logging, set_action
@@ -18,6 +19,9 @@ from beam_inference.cli.job_options import (
     load_launched_job,
 )
 from beam_inference.errors import COMPLETE, ConfigError, StateError
+
+if TYPE_CHECKING:
+    from beam_inference.config.cohort import Cohort
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".pdf", ".svg")
 
@@ -113,7 +117,7 @@ def _add_report(subparsers: Subparsers) -> None:
         "job.yaml --to report.html --worker-price 0.40",
         description=(
             "Write a page (one HTML file) about a job that has run or is running: its result and "
-            "how the run went."
+            "how the run went. Of a job of several volumes: how far each of them is."
         ),
     )
     add_job(parser)
@@ -143,6 +147,11 @@ def report(options: ReportOptions) -> int:
     if path.suffix not in (".html", ".htm"):
         raise ConfigError(f"--to {options.to}: write a name that ends with .html")
     _check_folder_exists(options.to)
+    from beam_inference.config.cohort import Cohort
+
+    jobs = options.load_chosen()
+    if isinstance(jobs, Cohort):
+        return _report_volumes(jobs, options)
     from beam_inference.report.facts import gather_facts
     from beam_inference.report.page import make_report, render
 
@@ -152,6 +161,22 @@ def report(options: ReportOptions) -> int:
     page = make_report(job, launched.state, facts, datetime.now(UTC), options.worker_price)
     path.write_text(render(page), encoding="utf-8")
     print(f"{options.to}: {facts.done:,} of {facts.chunks:,} chunks done")
+    return COMPLETE
+
+
+def _report_volumes(cohort: Cohort, options: ReportOptions) -> int:
+    """Write a page about a job of several volumes."""
+    from beam_inference.launch.launched_cohort import find_launched_volumes
+    from beam_inference.report.volumes_page import describe_volume, render_volumes
+
+    when = datetime.now(UTC)
+    volumes = find_launched_volumes(cohort, "nothing to report")
+    rows = [describe_volume(volume, when) for volume in volumes]
+    name = Path(options.job).stem
+    page = render_volumes(name, rows, when, options.worker_price)
+    Path(options.to).write_text(page, encoding="utf-8")
+    complete = sum(row.verdict[0] == "good" for row in rows)
+    print(f"{options.to}: {complete:,} of {len(rows):,} volumes complete")
     return COMPLETE
 
 

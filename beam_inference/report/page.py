@@ -169,6 +169,11 @@ def _open_or_note(
 
 def render(report: Report) -> str:
     """Render the page as HTML; what comes from outside (paths, causes) is escaped."""
+    return render_template("page.html", _values(report))
+
+
+def render_template(name: str, values: Json) -> str:
+    """Render one of this package's pages as HTML; all values are escaped."""
     environment = Environment(
         loader=PackageLoader("beam_inference.report", ""),
         autoescape=True,
@@ -183,7 +188,7 @@ def render(report: Report) -> str:
         "lengths": _lengths,
         "short": _short,
     }
-    return environment.get_template("page.html").render(_values(report))
+    return environment.get_template(name).render(content_width=round(96 * WIDTH), **values)
 
 
 def _values(report: Report) -> Json:
@@ -203,16 +208,16 @@ def _values(report: Report) -> Json:
         "job_file": yaml.safe_dump(
             job.config.model_dump(mode="json", exclude_defaults=True), sort_keys=False
         ),
-        "verdict": _verdict(report),
+        "verdict": judge(facts, report.when),
         "pyramid": (
             report.pyramid
             and describe_pyramid_status(report.pyramid, waits=facts.done < facts.chunks)
         ),
-        "percent": _percents(facts),
+        "percent": percents(facts.done, len(facts.quarantined), facts.chunks),
         "voxels_done": job.plan.chunks.roi.size * facts.done / facts.chunks,
         "duration": _duration(report.speed),
         "work": time_text(3600 * hours),
-        "money": None if report.worker_price is None else _money(hours * report.worker_price),
+        "money": money_of(hours, report.worker_price),
         "voxels_read": sum(grid.core_box(receipt.chunk).size for receipt in facts.receipts),
         "along": AXES[ChunkMap(grid).axis],
         "seams_at": [AXES[profile.axis] for profile in report.profiles if profile.stands_out],
@@ -232,7 +237,6 @@ def _values(report: Report) -> Json:
         "channels_listed": CHANNELS_LISTED,
         "launches_listed": LAUNCHES_LISTED,
         "records_listed": RECORDS_LISTED,
-        "content_width": round(96 * WIDTH),
     }
 
 
@@ -288,9 +292,8 @@ def _legend(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _verdict(report: Report) -> tuple[str, str, str]:
+def judge(facts: JobFacts, when: datetime) -> tuple[str, str, str]:
     """A class of the style, how the job stands in a word or two, and why that is said."""
-    facts = report.facts
     moments = [receipt.finished_at for receipt in [*facts.receipts, *facts.sums]]
     if facts.done == facts.chunks:
         return "good", "complete", "every chunk has a receipt"
@@ -300,7 +303,7 @@ def _verdict(report: Report) -> tuple[str, str, str]:
             "finished, with quarantine",
             f"{len(facts.quarantined):,} chunks could not be done",
         )
-    if any(abs(report.when - moment) < _LATELY for moment in moments):
+    if any(abs(when - moment) < _LATELY for moment in moments):
         return (
             "busy",
             "not complete",
@@ -309,11 +312,13 @@ def _verdict(report: Report) -> tuple[str, str, str]:
     return "busy", "not complete", f"{facts.missing:,} chunks missing"
 
 
-def _percents(facts: JobFacts) -> dict[str, float]:
+def percents(done: int, quarantined: int, count: int) -> dict[str, float]:
+    """Shares of some chunks that are done, quarantined and missing, in percent."""
+    missing = count - done - quarantined
     return {
-        "done": 100 * facts.done / facts.chunks,
-        "quarantined": 100 * len(facts.quarantined) / facts.chunks,
-        "missing": 100 * facts.missing / facts.chunks,
+        "done": 100 * done / max(1, count),
+        "quarantined": 100 * quarantined / max(1, count),
+        "missing": 100 * missing / max(1, count),
     }
 
 
@@ -332,7 +337,11 @@ def _lengths(nanometres: Sequence[float]) -> str:
     return f"{_sizes_text([float(f'{length / unit:.6g}') for length in nanometres])} {name}"
 
 
-def _money(amount: float) -> str:
+def money_of(hours: float, price: float | None) -> str | None:
+    """What hours of workers cost, as text; None if no price is known."""
+    if price is None:
+        return None
+    amount = hours * price
     return f"{amount:,.2f}" if amount >= 1 or not amount else f"{amount:.2g}"
 
 
