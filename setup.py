@@ -53,7 +53,7 @@ setup(
         "onnxruntime": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3"],
         "openvino": ["openvino>=2025.0"],
         "int8": ["nncf>=3.4", "openvino>=2025.0"],
-        "huggingface": ["huggingface-hub>=1.0"],
+        "huggingface": ["huggingface-hub>=2.0"],
         "monai": ["monai>=1.4"],
         "nnunet": ["dynamic-network-architectures>=0.4"],
         "segmentation": ["connected-components-3d>=4.1", "numba>=0.61"],

@@ -116,3 +116,13 @@ def test_a_server_that_does_not_answer_is_told(tmp_path, monkeypatch):
 def test_addresses_that_are_none_are_refused(path):
     with pytest.raises(ModelContractError, match="expected hf://organisation/repository"):
         parse_address(path)
+
+
+def test_a_download_that_was_cut_off_is_not_taken_for_a_package(server, monkeypatch):
+    """Of huggingface_hub before 2.0 it was, where the server did not answer afterwards."""
+    folder = fetch_repository(f"hf://{NAME}")
+    (folder / "model.ts").unlink()
+    fetch_repository.cache_clear()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelContractError, match="cannot be fetched: .* is incomplete"):
+        fetch_repository(f"hf://{NAME}")
