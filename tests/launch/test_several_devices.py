@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import job_values, read_volume
+from helpers import job_values, read_volume, toy
 
 from beam_inference import run_job
 from beam_inference.beam.flags import beam_options, place_of
@@ -53,7 +53,15 @@ def test_two_processes_for_two_devices_do_the_job_to_the_same_bits(
     volume_in, tmp_path, monkeypatch
 ):
     one, two = (
-        parse_job(job_values(volume_in, tmp_path / name, inference={"device": "cpu"}), tmp_path)
+        parse_job(
+            job_values(
+                volume_in,
+                tmp_path / name,
+                model=toy("slow"),  # so that the first process leaves something for the second
+                inference={"device": "cpu"},
+            ),
+            tmp_path,
+        )
         for name in ("one", "two")
     )
     assert run_job(one).exit_code == 0
