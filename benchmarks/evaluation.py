@@ -1,12 +1,9 @@
-"""Time and memory of judging a segmentation of 520³ voxels; compared with scikit-image.
-
-Run ``python -m benchmarks.evaluation [SIDE]``.
-"""
+"""Time and memory of judging a segmentation of 520³ voxels; compared with scikit-image."""
 
 from __future__ import annotations
 
+import argparse
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,10 +11,8 @@ from pathlib import Path
 import numpy as np
 from skimage import metrics
 
-from beam_inference.config.formats import OutputSpec
 from beam_inference.evaluation.evaluate import evaluate
-from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.volumes.outputs import create_output
+from benchmarks.bench import write_voxels
 
 
 def make_labels(side: int, cell: int, seed: int) -> np.ndarray:
@@ -31,26 +26,19 @@ def make_labels(side: int, cell: int, seed: int) -> np.ndarray:
     return labels.astype(np.uint32)
 
 
-def main(side: int = 520) -> None:
+def main() -> None:
     """Write two segmentations, judge one by the other, and print seconds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("side", type=int, nargs="?", default=520, help="voxels along each axis")
+    side = parser.parse_args().side
     with tempfile.TemporaryDirectory() as folder:
         urls = []
         arrays = []
         for number, cell in enumerate((40, 52)):
+            path = Path(folder) / f"labels{number}"
             labels = make_labels(side, cell, number)
-            url = (Path(folder) / f"labels{number}").as_uri()
-            box = BoundingBox((0, 0, 0), (side,) * 3)
-            spec = OutputSpec(
-                url=url,
-                format="zarr3",
-                dtype="uint32",
-                channels=1,
-                bounds=box,
-                block_shape=(64, 64, 64),
-                voxel_size_nm=(8.0, 8.0, 8.0),
-            )
-            create_output(spec).write(box, labels[None])
-            urls.append(url)
+            write_voxels(path, labels[None])
+            urls.append(path.as_uri())
             arrays.append(labels)
         start = time.monotonic()
         evaluation = evaluate(urls[0], urls[1]).evaluation
@@ -76,4 +64,4 @@ def main(side: int = 520) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()
