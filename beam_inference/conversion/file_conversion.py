@@ -38,6 +38,7 @@ class FileConversion:
         spec: the volume that the file is to hold.
         dataset: name of the dataset in an HDF5 file; None for its default.
         window_bytes: bytes of the source that are held at a time.
+        overwrite: whether a file may be replaced that is there.
     """
 
     source: Source
@@ -46,6 +47,7 @@ class FileConversion:
     spec: FileSpec
     dataset: str | None
     window_bytes: int
+    overwrite: bool
 
     @property
     def shapes(self) -> ChunkShapes:
@@ -66,6 +68,7 @@ class FileConversion:
             return read(box.translate(to_source))
 
         with fill_file(self.path, self.format, self.spec, self.dataset) as target:
+            _check_absent(Path(self.path), overwrite=self.overwrite)  # since it was planned
             total = chunks.count + target.steps
             voxels_per_step = self.spec.bounds.size / total
             with Progress(Phase("chunks", total, voxels_per_step, lambda: done)) as progress:
@@ -127,7 +130,9 @@ def plan_file_conversion(
     _check_replaceable(Path(path), source_path, format, overwrite=options.overwrite)
     if format == "hdf5" and Path(path).exists():
         _check_no_other_datasets(path, dataset or DEFAULT_DATASET)
-    return FileConversion(source, path, format, spec, dataset, options.window_bytes)
+    return FileConversion(
+        source, path, format, spec, dataset, options.window_bytes, options.overwrite
+    )
 
 
 def _local_path(path: str, format: str) -> str:
@@ -153,8 +158,7 @@ def _check_replaceable(target: Path, source_path: str, format: str, *, overwrite
     source = Path(split_dataset(source_path)[0])
     if source.exists() and target.samefile(source):
         raise ConfigError(f"{target} is the source and would be overwritten: choose another place")
-    if not overwrite:
-        raise StateError(f"{target} exists: choose another name, or pass --overwrite to replace it")
+    _check_absent(target, overwrite=overwrite)
     if target.is_dir():
         others = [
             entry.name
@@ -164,6 +168,12 @@ def _check_replaceable(target: Path, source_path: str, format: str, *, overwrite
         if format != "png" or others:
             content = f" that holds {others[0]}" if others else ""
             raise StateError(f"{target} is a folder{content}: it is not replaced")
+
+
+def _check_absent(target: Path, *, overwrite: bool) -> None:
+    """Refuse a target that exists, unless it may be replaced. Raises StateError."""
+    if target.exists() and not overwrite:
+        raise StateError(f"{target} exists: choose another name, or pass --overwrite to replace it")
 
 
 def _check_no_other_datasets(path: str, name: str) -> None:

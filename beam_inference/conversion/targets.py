@@ -10,7 +10,7 @@ import gzip
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -26,10 +26,11 @@ from beam_inference.conversion.png import PNG_CHANNELS, write_png
 from beam_inference.conversion.protocol import FREE, Voxels, import_library
 from beam_inference.conversion.raw_array import RawLayout, reserve
 from beam_inference.conversion.tiff import OME_DTYPES, create_tiff
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.volumes.file_locks import hold_lock
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _FLOATS = frozenset({"float32", "float64"})
@@ -214,6 +215,8 @@ def fill_file(
 ) -> Iterator[FileTarget]:
     """Write a file: it gets its name at the end; when something fails, nothing is left.
 
+    One process at a time writes a file: drafts that it finds are of others that were killed.
+
     Args:
         path: path of the file, or of a folder of slices; it is replaced.
         format: a key of :data:`FILE_FORMATS`.
@@ -221,38 +224,55 @@ def fill_file(
         dataset: name of the dataset in an HDF5 file.
 
     Raises:
+        StateError: another process writes it.
         VolumeError: there is no space for it, or no permission.
     """
     target = Path(path)
-    partial = target.with_name(f".{target.name}.partial")
-    scratch = target.with_name(f".{target.name}.array")
     try:
-        free = shutil.disk_usage(target.parent).free
-        if format != "hdf5" and spec.nbytes > free:
-            raise VolumeError(
-                f"{path} needs {spec.nbytes / 2**30:.1f} GiB, and {target.parent} has "
-                f"{free / 2**30:.1f} GiB left"
-            )
-        for left in (partial, scratch):  # by a process that was killed
-            _remove(left)
-        try:
-            if format == "hdf5":
-                opened = _fill_hdf5(partial, spec, dataset)
-            elif format == "png":
-                opened = _fill_slices(partial, scratch, spec)
-            elif target.suffix.lower() == ".gz":
-                opened = _fill_gzip(partial, scratch, format, spec)
-            else:
-                opened = _fill_raw(partial, format, spec)
-            with opened as file:
-                yield file
-            _remove(target)
-            partial.replace(target)
-        finally:
-            _remove(partial)
-            _remove(scratch)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(hold_lock(target.with_name(f".{target.name}.lock"), 1))
+            except TimeoutError:
+                raise StateError(
+                    f"another process writes {path}: wait until it has ended, or choose another "
+                    "name"
+                ) from None
+            yield stack.enter_context(_fill_alone(target, format, spec, dataset))
     except OSError as error:
         raise VolumeError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _fill_alone(
+    target: Path, format: str, spec: FileSpec, dataset: str | None
+) -> Iterator[FileTarget]:
+    """Write a file that no other process writes; raises OSError, too."""
+    partial = target.with_name(f".{target.name}.partial")
+    scratch = target.with_name(f".{target.name}.array")
+    free = shutil.disk_usage(target.parent).free
+    if format != "hdf5" and spec.nbytes > free:
+        raise VolumeError(
+            f"{target} needs {spec.nbytes / 2**30:.1f} GiB, and {target.parent} has "
+            f"{free / 2**30:.1f} GiB left"
+        )
+    for left in (partial, scratch):  # by a process that was killed
+        _remove(left)
+    try:
+        if format == "hdf5":
+            opened = _fill_hdf5(partial, spec, dataset)
+        elif format == "png":
+            opened = _fill_slices(partial, scratch, spec)
+        elif target.suffix.lower() == ".gz":
+            opened = _fill_gzip(partial, scratch, format, spec)
+        else:
+            opened = _fill_raw(partial, format, spec)
+        with opened as file:
+            yield file
+        _remove(target)
+        partial.replace(target)
+    finally:
+        _remove(partial)
+        _remove(scratch)
 
 
 @contextmanager

@@ -5,16 +5,19 @@ import tracemalloc
 import h5py
 import numpy as np
 import pytest
+from helpers import write_volume
 from source_volumes import assert_holds, random_array, source_of
 
+from beam_inference.conversion.convert import plan_conversion
 from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.options import ConversionOptions
 from beam_inference.conversion.targets import (
     FILE_FORMATS,
     check_file_can_hold,
     fill_file,
     format_of,
 )
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 
@@ -190,3 +193,33 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         fill_file(str(tmp_path / "a.npy"), "npy", huge, None),
     ):
         pass
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_another_process_writes_is_left_to_it(tmp_path, name):
+    """Its draft was taken for one that a killed process had left, and removed."""
+    array = random_array("uint16", (1, 9, 20, 31))
+    format = format_of(name) or "png"
+    spec = spec_for(format, array)
+    with fill_file(str(tmp_path / name), format, spec) as target:
+        target.put(spec.bounds, array)
+        with (
+            pytest.raises(StateError, match=f"another process writes {tmp_path / name}"),
+            fill_file(str(tmp_path / name), format, spec),
+        ):
+            pass
+        for _ in target.finish():
+            pass
+    source = source_of(tmp_path / name)
+    np.testing.assert_array_equal(source.open()(source.info.bounds), array)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_that_another_process_has_written_since_is_not_replaced(tmp_path):
+    write_volume(tmp_path / "in", random_array("uint8", (1, 9, 20, 31)))
+    options = ConversionOptions(drop=("offset", "voxel-size"))
+    plan = plan_conversion(str(tmp_path / "in"), str(tmp_path / "a.npy"), options)
+    (tmp_path / "a.npy").write_bytes(b"of the other one")
+    with pytest.raises(StateError, match="exists: choose another name"):
+        plan.run()
+    assert (tmp_path / "a.npy").read_bytes() == b"of the other one"
