@@ -26,8 +26,8 @@ setup(
             "demo/*.safetensors",
             "demo/job.yaml",
             "evaluation/page.html",
+            "report/head.html",
             "report/page.html",
-            "report/style.html",
             "report/volumes.html",
         ]
     },
