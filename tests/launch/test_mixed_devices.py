@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import job_values, read_volume, write_job, write_volume
-from toy_networks import conv
+from toy_networks import batch_norm
 
 from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError, StateError
@@ -45,7 +45,7 @@ def make_job(tmp_path: Path) -> MakeJob:
     (tmp_path / "net.py").write_text(_NETWORK)
     with warnings.catch_warnings():  # it is deprecated; many people's files are made by it
         warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.script(conv()).save(str(tmp_path / "net.pt"))
+        torch.jit.script(batch_norm().eval()).save(str(tmp_path / "net.pt"))
 
     def make(
         inference: dict[str, Any], output: str = "out", network: str = "net.pt", **keys: Any
