@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,11 +66,12 @@ _CALLS = "SCALING_CALLS"
 def sleeping() -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
     """Make a network that sleeps, notes when, and gives back what it is given."""
     seconds = float(os.environ[_SECONDS])
+    owner = f"{os.getpid()}-{uuid.uuid4().hex}"  # a worker calls its network from several threads
 
     def sleep(batch: NDArray[np.float32]) -> NDArray[np.float32]:
         start = time.time()
         time.sleep(seconds)
-        line = f"{os.getpid()}-{threading.get_ident()} {start} {time.time()}\n"
+        line = f"{owner} {start} {time.time()}\n"
         file = os.open(os.environ[_CALLS], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, line.encode())
         os.close(file)
@@ -258,12 +260,13 @@ class Call:
 
 
 def _read_calls(path: Path, launcher: int | None) -> dict[str, list[Call]]:
-    """The calls of each worker, by the thread that made them, without those of a launcher."""
+    """The calls of each worker, by its network; or by its process, without a launcher's."""
     calls = defaultdict(list)
     for line in path.read_text().splitlines():
-        thread, start, stop = line.split()
-        if not thread.startswith(f"{launcher}-"):
-            calls[thread].append(Call(float(start), float(stop)))
+        owner, start, stop = line.split()
+        process = owner.partition("-")[0]
+        if process != str(launcher):
+            calls[owner if launcher is None else process].append(Call(float(start), float(stop)))
     return calls
 
 
