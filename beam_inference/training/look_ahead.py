@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 Item = TypeVar("Item")
 
@@ -74,3 +74,18 @@ class LookAhead(Generic[Item]):
     def _note_taking(self, seconds: float) -> None:
         before = seconds if self._between is None else self._between
         self._between = before + 0.2 * (seconds - before)
+
+
+def make_one_ahead(items: Iterator[Item]) -> Generator[Item]:
+    """The items of an iterator, each made by a thread while the one before is used.
+
+    An error of an item is raised when it is its turn. Closing the iterator waits for the item that
+    is being made.
+    """
+    end = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as pool:
+        item = pool.submit(next, items, end).result()
+        while item is not end:
+            following = pool.submit(next, items, end)
+            yield cast(Item, item)
+            item = following.result()

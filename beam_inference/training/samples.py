@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -32,7 +33,7 @@ from beam_inference.training.labelled_volumes import (
     box_weight,
     open_labelled_volume,
 )
-from beam_inference.training.look_ahead import LookAhead
+from beam_inference.training.look_ahead import LookAhead, make_one_ahead
 from beam_inference.training.split import Split, Subset, default_block_shape
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class SampleStream(IterableDataset[Batch]):
         world_size: number of ranks. The samples of a step are the same, however many ranks share
             them.
         cache_bytes: decoded blocks that are kept, of all volumes of a process together.
-        ahead_bytes: bytes of samples that may be read ahead.
+        ahead_bytes: bytes of samples that may be read ahead, beside the next batch.
 
     Raises:
         VolumeError: a volume cannot be read, or has no room for a patch.
@@ -199,13 +200,15 @@ class SampleStream(IterableDataset[Batch]):
         samples = ahead.items(
             number for step in self._steps(first, stride) for number in self._samples_of(step)
         )
-        try:
-            for step in self._steps(first, stride):
-                batch = _as_batch(step, [next(samples) for _ in self._samples_of(step)])
-                self._position = step + 1
+        # stacked by a thread of its own: the copying would hold up each step
+        batches = make_one_ahead(
+            _as_batch(step, [next(samples) for _ in self._samples_of(step)])
+            for step in self._steps(first, stride)
+        )
+        with closing(samples), closing(batches):
+            for batch in batches:
+                self._position = batch.number + 1
                 yield batch
-        finally:
-            samples.close()
 
     def _steps(self, first: int, stride: int) -> Iterator[int]:
         step = first

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from beam_inference.training.look_ahead import LookAhead
+from beam_inference.training.look_ahead import LookAhead, make_one_ahead
 
 
 def test_items_come_in_order_whatever_they_take():
@@ -55,4 +55,42 @@ def test_closing_leaves_no_thread_behind():
     items = LookAhead(lambda number: number, 4).items(range(10**9))
     assert next(items) == 0
     items.close()
+    assert threading.active_count() == before
+
+
+def test_one_is_made_while_the_one_before_is_used():
+    made = []
+
+    def items():
+        for number in range(3):
+            made.append(number)
+            yield number
+
+    ahead = make_one_ahead(items())
+    assert next(ahead) == 0
+    deadline = time.monotonic() + 10
+    while made != [0, 1] and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert made == [0, 1]
+    assert list(ahead) == [1, 2]
+
+
+def test_an_error_of_one_made_ahead_comes_when_it_is_its_turn():
+    def items():
+        yield 0
+        raise OSError("torn")
+
+    before = threading.active_count()
+    ahead = make_one_ahead(items())
+    assert next(ahead) == 0
+    with pytest.raises(OSError, match="torn"):
+        next(ahead)
+    assert threading.active_count() == before
+
+
+def test_closing_waits_for_the_one_that_is_being_made():
+    before = threading.active_count()
+    ahead = make_one_ahead(iter(range(10**9)))
+    assert next(ahead) == 0
+    ahead.close()
     assert threading.active_count() == before
