@@ -2,8 +2,8 @@
 
 It ends within eight minutes whatever the GPU: each section has a share of the time that is left,
 measures less where that does not do, and says what it left out. Writes
-``benchmarks/results/gpu.json`` and ``gpu.md`` after every section, so that what was measured stays
-if it is stopped.
+``benchmarks/results/gpus/CARD.json`` after every section, so that what was measured stays if it is
+stopped.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -43,9 +44,10 @@ from beam_inference.worker.chunk_inference import ChunkInference
 from beam_inference.worker.predict import plan_array
 from beam_inference.worker.worker import Worker
 from benchmarks.bench import write_input, write_voxels
+from benchmarks.gpu_table import tabulate
 from benchmarks.measure import machine, ratio_of_pairs
 
-RESULTS = Path(__file__).parent / "results" / "gpu.json"
+RESULTS = Path(__file__).parent / "results" / "gpus"
 NETWORKS = Path(__file__).with_name("networks.py")
 BUDGET_SECONDS = 450.0
 """Of eight minutes; the rest is for imports, and for a call that cannot be cut short."""
@@ -615,7 +617,7 @@ def measure(
         target: the device.
         scale: how large things are.
         prices: of the machine, in dollars per hour.
-        path: of the JSON file; the table goes beside it.
+        path: of the JSON file, which is written after each section.
         seconds: that all sections together may take.
         clock: tells seconds.
 
@@ -637,33 +639,11 @@ def measure(
                 failed[name] = f"{type(error).__name__}: {error}"
         if budget.cut:
             cut[name] = budget.cut
-        results |= {"cut": cut, "failed": failed, "seconds": round(seconds - (end - clock()), 1)}
+        results.pop("dollars per teravoxel", None)  # it stands after the sections
         results["dollars per teravoxel"] = add_prices(results, prices)
+        results |= {"cut": cut, "failed": failed, "seconds": round(seconds - (end - clock()), 1)}
         path.write_text(json.dumps(results, indent=1) + "\n")
-        path.with_suffix(".md").write_text(table(results))
     return results
-
-
-def table(results: dict[str, Any]) -> str:
-    """The results as a table in Markdown."""
-    where = f"{results['machine']['gpu']}, torch {results['machine']['torch']}"
-    lines = [f"{where}, in {results['seconds']} s.", "", "| | |", "|---|---|"]
-    for name in (*SECTIONS, "dollars per teravoxel"):
-        for row, value in _flat(results.get(name, {}), name):
-            lines.append(f"| {row} | {value} |")
-    for name, what in results["cut"].items():
-        lines.append(f"| {name}, left out for want of time | {'; '.join(what)} |")
-    for name, error in results["failed"].items():
-        lines.append(f"| {name}, **failed** | {' '.join(error.split())} |")
-    return "\n".join(lines) + "\n"
-
-
-def _flat(values: dict[str, Any], name: str) -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        own = f"{name}, {key}"
-        rows += _flat(value, own) if isinstance(value, dict) else [(own, value)]
-    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -675,7 +655,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--dollars-per-hour", type=float, nargs="*", default=[], help="prices of the machine"
     )
     parser.add_argument("--seconds", type=float, default=BUDGET_SECONDS, help="at most so many")
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, help=f"JSON file, instead of {RESULTS}/CARD.json")
     args = parser.parse_args(arguments)
     device = find_accelerator()
     if device is None:
@@ -683,8 +663,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "PyTorch sees no GPU on this machine, so there is nothing to measure. Install a build "
             "of PyTorch for the GPU, or look whether its driver is there."
         )
-    results = measure(target_of(device), FULL, args.dollars_per_hour, args.output, args.seconds)
-    print(table(results))
+    target = target_of(device)
+    path = args.output or RESULTS / f"{re.sub(r'[^a-z0-9]+', '-', target.name.lower())}.json"
+    results = measure(target, FULL, args.dollars_per_hour, path, args.seconds)
+    print(tabulate([results]))
     if results["failed"]:
         raise SystemExit(f"failed: {', '.join(results['failed'])}; the table says why")
 

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_table import tabulate
 from benchmarks.measure import take_no_arguments
 
 RESULTS = Path(__file__).parent / "results"
+GPUS = sorted((RESULTS / "gpus").glob("*.json"))
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 _PAGE = """\
@@ -254,16 +256,17 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
     remark = "`run`, `convert`, `levels`: what is added is unpacking, on cores that are busy anyway"
     found = [packed[command]["ratio"] for command in ("run", "convert", "levels")]
     rows.append(("a volume of .gz blocks / the same unpacked", 1.3, found, remark))
-    gpu = json.loads((RESULTS / "gpu.json").read_text())
-    kits = _listed(f"{row['loop / forward']:.3f}" for row in gpu["KiTS19-like"].values())
+    cards = [json.loads(path.read_text()) for path in GPUS]
+    kits = _listed(
+        f"{row['loop / forward']:.3f}" for card in cards for row in card["KiTS19-like"].values()
+    )
     remark = (
         "one patch of 16×96×96 a call, for which the host tells the GPU as long as it computes; "
         f"patches of 128³ take {kits}"
     )
-    rows.append(
-        ("a chunk / its forward passes, on a GPU", 1.05, [gpu["loop / forward"]["ratio"]], remark)
-    )
-    idle = [gpu["job"]["idle share"]]
+    loops = [card["loop / forward"]["ratio"] for card in cards]
+    rows.append(("a chunk / its forward passes, on a GPU", 1.05, loops, remark))
+    idle = [card["job"]["idle share"] for card in cards]
     rows.append(("share of the time without computation, on a GPU", 0.05, idle, ""))
     lines = [_row("", "at most", "measured", "", ""), "|---|---|---|---|---|"]
     for what, goal, found, remark in rows:
@@ -628,7 +631,8 @@ def _gpu() -> str:
     """What a GPU gets through."""
     return (
         "### On a GPU\n\n`make bench-gpu` measures a GPU in eight minutes at most; [GPUs](gpu.md) "
-        f"says what, and what follows:\n\n{(RESULTS / 'gpu.md').read_text().rstrip()}"
+        "says what, and what follows. Each card was in another machine:\n\n"
+        f"{tabulate([json.loads(path.read_text()) for path in GPUS])}"
     )
 
 

@@ -12,6 +12,7 @@ from fakes.late_device import LateDevice, late
 from beam_inference.engines import devices
 from beam_inference.errors import DeviceOutOfMemory
 from benchmarks import gpu
+from benchmarks.gpu_table import tabulate
 
 PATCH_SECONDS = 0.002
 TINY = gpu.Scale(
@@ -92,7 +93,7 @@ def test_all_sections_are_measured_and_written(target, tmp_path):
         assert row["voxels per second"] < 16**3 / (27 * PATCH_SECONDS)
     prices = results["dollars per teravoxel"]
     assert prices["4 $/hour"]["job"] == pytest.approx(2 * prices["2 $/hour"]["job"], rel=1e-3)
-    written = path.with_suffix(".md").read_text()
+    written = tabulate([results])
     assert "| KiTS19-like, float16, loop / forward |" in written
     assert "| dollars per teravoxel, 4 $/hour, KiTS19-like, float32 |" in written
 
@@ -130,7 +131,7 @@ def test_what_there_is_no_time_for_is_left_out_and_said(target, tmp_path):
     assert results["job"]["chunks"] == 1
     assert "1 of 2 chunks" in results["cut"]["job"]
     assert any("repeats from" in what for what in results["cut"]["loop / forward"])
-    assert "left out for want of time" in gpu.table(results)
+    assert "left out for want of time" in tabulate([results])
 
 
 def test_without_any_time_nothing_is_measured(target, tmp_path):
@@ -278,3 +279,21 @@ def gpu_networks():
     from benchmarks import networks
 
     return networks
+
+
+def test_cards_stand_side_by_side():
+    old = {"job": {"voxels": 2}, "cut": {"copies": ["all", "of it"]}, "failed": {}, "seconds": 3}
+    new = {"job": {"voxels": 4, "idle": 0.1}, "cut": {}, "seconds": 5}
+    new["failed"] = {"copies": "no\nroom"}
+    cards = [old, new]
+    for name, card in zip("AB", cards, strict=True):
+        card["machine"] = {"gpu": name, "torch": "2.11"}
+    assert tabulate(cards).splitlines() == [
+        "|  | A, torch 2.11 | B, torch 2.11 |",
+        "| --- | --- | --- |",
+        "| seconds that the measuring took | 3 | 5 |",
+        "| job, voxels | 2 | 4 |",
+        "| job, idle |  | 0.1 |",
+        "| copies, **failed** |  | no room |",
+        "| copies, left out for want of time | all; of it |  |",
+    ]
