@@ -127,7 +127,7 @@ load: $(READY)  ## run a null network over 10^5 chunks, to measure the overhead;
 
 SECONDS ?= 600
 chaos: $(READY)  ## disturb jobs at random for SECONDS=600, or repeat SEED=7 ROUND=3; see docs/guarantees.md
-	PYTHONPATH=.:tests $(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND))
+	PYTHONPATH=.:tests $(BIN)/python -m chaos --seconds $(SECONDS) $(foreach name,SEED ROUND CREW CHUNKS DISTURBED,$(if $($(name)),--$(shell echo $(name) | tr A-Z a-z) $($(name))))
 
 fuzz: $(READY) $(VENV)/.fuzz  ## try hostile bytes on every parser for SECONDS=600; see docs/guarantees.md
 	PYTHONPATH=.:tests $(BIN)/python -m fuzz.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

@@ -1,12 +1,10 @@
 """Several launches of one job at a time: who does what, how often, and how long it takes.
 
-    python -m benchmarks.crew [--chunks 400] [--seconds 0.5] [--faketime libfaketime.so.1]
+    python -m benchmarks.crew [--chunks 400] [--seconds 0.5]
 
 A network that only waits runs over one patch per chunk. One launch of one worker does a job alone;
-then three do the same, two on the local runner and one on a Dask worker: undisturbed, with one of
-them killed in the midst, and with clocks 10 and 20 minutes ahead of the third one's (if the library
-libfaketime is named; a clock that is late would end TensorStore's requests at once). Last come
-2,000 quick chunks. Written to ``benchmarks/results/crew.json``: seconds from the first receipt to
+then three do the same, two on the local runner and one on a Dask worker: undisturbed, and with one
+of them killed in the midst. Last come 2,000 quick chunks. Written to ``benchmarks/results/crew.json``: seconds from the first receipt to
 the last one, and how many chunks were done more than once.
 """
 
@@ -22,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,18 +68,17 @@ def main() -> None:
     )
     parser.add_argument("--chunks", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--faketime", help="path of libfaketime's shared library")
     known = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="crew"))
     try:
-        figures = measure(folder, known.chunks, known.seconds, known.faketime)
+        figures = measure(folder, known.chunks, known.seconds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
 
 
-def measure(folder: Path, chunks: int, seconds: float, faketime: str | None) -> dict[str, Any]:
+def measure(folder: Path, chunks: int, seconds: float) -> dict[str, Any]:
     """Run the scenarios one after the other."""
     (folder / "network.py").write_text(NETWORK)
     torch.save({"factor": torch.ones(())}, folder / "network.pt")
@@ -92,12 +89,7 @@ def measure(folder: Path, chunks: int, seconds: float, faketime: str | None) -> 
         together = Scenario(folder / "together", chunks, seconds).run(crew)
         killed = Scenario(folder / "killed", chunks, seconds).run(crew, kills=1)
         quick = Scenario(folder / "quick", QUICK_CHUNKS, 0.0).run(crew)
-        shifted = None
-        if faketime is not None:
-            clocks = [_shifted(faketime, minutes) for minutes in (10, 20)]
-            scenario = Scenario(folder / "shifted", chunks, seconds)
-            shifted = scenario.run(crew, environments=[*clocks, {}])
-    for other in (together, killed, *([] if shifted is None else [shifted])):
+    for other in (together, killed):
         other["same_bytes"] = other.pop("sha256") == alone["sha256"]
         other["seconds_over_alone"] = round(other["seconds"] / alone["seconds"], 3)
     return {
@@ -107,16 +99,7 @@ def measure(folder: Path, chunks: int, seconds: float, faketime: str | None) -> 
         "alone": alone,
         "three": together,
         "three_one_killed": killed,
-        "three_clocks_shifted": shifted,
         "three_quick_chunks": quick,
-    }
-
-
-def _shifted(library: str, minutes: int) -> dict[str, str]:
-    return {
-        "LD_PRELOAD": library,
-        "FAKETIME": f"{minutes:+d}m",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
 
 
@@ -167,17 +150,10 @@ class Scenario:
     chunks: int
     seconds: float
 
-    def run(
-        self,
-        crew: Sequence[Sequence[str]],
-        *,
-        kills: int = 0,
-        environments: Sequence[Mapping[str, str]] = (),
-    ) -> dict[str, Any]:
+    def run(self, crew: Sequence[Sequence[str]], *, kills: int = 0) -> dict[str, Any]:
         """Let launches begin at once, kill some when a third is done, and look at what is there."""
         self._write()
-        added = [*environments, *[{}] * len(crew)][: len(crew)]
-        processes = [self._start(flags, more) for flags, more in zip(crew, added, strict=True)]
+        processes = [self._start(flags) for flags in crew]
         killed = 0
         while any(process.poll() is None for process in processes):
             time.sleep(0.2)
@@ -219,14 +195,14 @@ class Scenario:
     def _receipts(self) -> list[Path]:
         return [*(self.folder / "out" / "_beam_inference" / "receipts").rglob("*.json")]
 
-    def _start(self, flags: Sequence[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, flags: Sequence[str]) -> subprocess.Popen[bytes]:
         log = (self.folder / f"{len([*self.folder.glob('*.log')])}.log").open("wb")
         with log:
             return subprocess.Popen(
                 [*RUN, str(self.folder / "job.yaml"), *flags],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "CREW_SECONDS": str(self.seconds), **more},
+                env={**os.environ, "CREW_SECONDS": str(self.seconds)},
             )
 
     def _write(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import shutil
@@ -13,8 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos.clocks import find_library
-from chaos.rounds import Case, Figures, Lost, Round, Workshop, draw_case
+from chaos.rounds import Case, Crew, Figures, Lost, Round, Workshop, draw_case
 from chaos.subjects import write_inputs
 
 DISTURBED_SECONDS = 40
@@ -29,17 +29,17 @@ def main() -> int:
     seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     if not (folder / "inputs").exists():
-        write_inputs(folder / "inputs")
+        write_inputs(folder / "inputs", arguments.chunks)
     print(f"seed {seed}; what happens is told in {folder}/log", flush=True)
-    if find_library() is None:
-        print("clocks do not jump: libfaketime is not installed", flush=True)
+    if shutil.which("cc") is None:
+        print("clocks do not jump: there is no compiler", flush=True)
     figures = Figures()
     start = time.monotonic()
-    number = arguments.round or 0
-    while True:
-        _run_round(Workshop(folder), seed, number, arguments.disturbed, figures)
-        number += 1
-        if arguments.round is not None or time.monotonic() - start >= arguments.seconds:
+    rounds = itertools.count() if arguments.round is None else [arguments.round]
+    for number in rounds:
+        if arguments.crew in (None, draw_case(seed, number).crew):
+            _run_round(Workshop(folder), seed, number, arguments.disturbed, figures)
+        if time.monotonic() - start >= arguments.seconds:
             break
     print_figures(figures, time.monotonic() - start)
     return 1 if figures.lost else 0
@@ -92,6 +92,8 @@ def _parse_arguments() -> argparse.Namespace:
         default=DISTURBED_SECONDS,
         help="seconds that a round is disturbed",
     )
+    parser.add_argument("--crew", choices=list(Crew), help="only rounds of this crew")
+    parser.add_argument("--chunks", type=int, default=960, help="of a job, at least")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
     return parser.parse_args()
 

@@ -14,13 +14,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from helpers import without_provenance
 
 from beam_inference.cli.main import main as cli_main
 from beam_inference.job.state import State
-from chaos.clocks import Clocks, find_library, remove_shared_memory
+from chaos.clocks import Clocks, build_library
 from chaos.crew import (
     PROCESSES,
     DaskCluster,
@@ -40,7 +41,7 @@ _CODES = {0, 1, 2, 3, 75, 130, -signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM}
 _SHARDS = 3
 _JOINING = 0.15
 """Chance of a launch that joins, each second."""
-_MOST_LAUNCHES = 3
+_MOST_LAUNCHES = 4
 _START_AGAIN = re.compile(r"(pass|with) --overwrite to (start|compute|make|replace)")
 """Advice of a message that is followed."""
 _DEFECTS = ("not foreseen", "defect", "Segmentation fault")
@@ -48,6 +49,14 @@ _CALM_LAUNCHES = 4
 _CALM_SECONDS = 1800
 _ORPHAN_SECONDS = 180
 _LONG_AGO = 2 * 3600
+
+
+class Crew(StrEnum):
+    """What does the work of a round."""
+
+    LOCAL = "local"
+    DASK = "Dask"
+    MIXED = "mixed"
 
 
 class Lost(Exception):
@@ -60,34 +69,38 @@ class Case:
 
     Attributes:
         subject: the command.
-        on_dask: whether a Dask cluster does the work.
+        crew: what does the work: launches on this machine, launches on a Dask cluster, or both at
+            once.
         over_http: whether the input is read from a web server.
     """
 
     subject: Subject
-    on_dask: bool
+    crew: Crew
     over_http: bool
 
     @property
     def name(self) -> str:
         """Its name, for messages and figures."""
-        where = "Dask" if self.on_dask else "local"
-        return f"{self.subject.name}, {where}{', HTTP' if self.over_http else ''}"
+        return f"{self.subject.name}, {self.crew}{', HTTP' if self.over_http else ''}"
 
 
 def draw_case(seed: int, number: int) -> Case:
-    """Draw what a round disturbs: of five rounds, four are ``run``, in equal shares."""
-    cycle, place = divmod(number, 5)
+    """Draw what a round disturbs: of seven rounds, six are ``run``, in equal shares."""
+    cycle, place = divmod(number, 7)
     chance = random.Random(f"{seed}/cycle {cycle}")
     other = OTHERS[(seed + cycle) % len(OTHERS)]
     over_http = other.begin is None
     cases = [
         *(
-            Case(subject, on_dask, chance.random() < 0.5)
+            Case(subject, crew, chance.random() < 0.5)
             for subject in (RECOMPUTE, EXCHANGE)
-            for on_dask in (False, True)
+            for crew in Crew
         ),
-        Case(other, chance.random() < 0.3, over_http and chance.random() < 0.5),
+        Case(
+            other,
+            Crew.DASK if chance.random() < 0.3 else Crew.LOCAL,
+            over_http and chance.random() < 0.5,
+        ),
     ]
     chance.shuffle(cases)
     return cases[place]
@@ -241,7 +254,8 @@ class Round:
         if case.subject.begin is not None:
             case.subject.begin(self._workshop.inputs, self._output)
         self._words = case.subject.words(inputs, self._output, self._folder)
-        self._clocks = Clocks(self._folder / "clocks", find_library())
+        clocks = self._folder / "clocks"
+        self._clocks = Clocks(clocks, build_library(clocks))
         self._cluster = DaskCluster(self._folder, self._clocks)
         scene = Scene(
             self._output,
@@ -251,7 +265,6 @@ class Round:
             self._cancel if case.subject.is_job else None,
             has_checksums=case.subject.is_job,
         )
-        stack.callback(lambda: remove_shared_memory(scene.sessions))
         stack.callback(lambda: signal_all(scene.sessions, signal.SIGKILL))
         stack.callback(self._cluster.stop)
         return scene
@@ -284,11 +297,21 @@ class Round:
     def _launch_crew(self, scene: Scene) -> list[Launcher]:
         # what is killed at once every time has done nothing yet
         self._spared_until = time.monotonic() + self._chance.choice([0, 8, 12, 16, 20])
-        if self._case.on_dask:
+        launchers = []
+        if self._case.crew != Crew.LOCAL:
             self._figures.launches["Dask"] += 1
-            flags = self._cluster.start()
-            scene.sessions += self._cluster.sessions
-            return [self._launch(scene, flags)]
+            launchers.append(self._launch(scene, self._start_cluster(scene)))
+        if self._case.crew != Crew.DASK:
+            launchers += self._launch_here(scene)
+        return launchers
+
+    def _start_cluster(self, scene: Scene) -> list[str]:
+        """Start what of the cluster does not live; returns the flags of a launch on it."""
+        flags = self._cluster.start()
+        scene.sessions += set(self._cluster.sessions) - set(scene.sessions)
+        return flags
+
+    def _launch_here(self, scene: Scene) -> list[Launcher]:
         crews = ["one launcher", "two launchers", "worker processes"]
         if self._case.subject.is_job and not self._again:
             # a job is divided by a launch of its own, so that more are due then
@@ -320,8 +343,17 @@ class Round:
         """Launch the job once more, beside the launches that do it."""
         if len(running) >= _MOST_LAUNCHES or self._again:
             return []
-        flags = self._chance.choice([[], [], ["--no_claims"]])
-        return [self._launch_words(scene, [*self._words, *flags], "joining launch")]
+        joiners = ["joining launch", "joining launch", "joining launch without claims"]
+        if self._case.crew == Crew.MIXED:
+            joiners += ["joining launch on Dask", "shards"]
+        joiner = self._chance.choice(joiners)
+        if joiner == "shards":
+            return self._launch_shards(scene)
+        flags = {
+            "joining launch on Dask": lambda: self._start_cluster(scene),
+            "joining launch without claims": lambda: ["--no_claims"],
+        }.get(joiner, list)()
+        return [self._launch_words(scene, [*self._words, *flags], joiner)]
 
     def _launch(self, scene: Scene, flags: list[str]) -> Launcher:
         words = [*self._words, *self._again, *flags]
@@ -372,8 +404,7 @@ class Round:
             self._end_undisturbed(scene, self._launch_words(scene, words))
         endings = []
         for _ in range(_CALM_LAUNCHES):
-            flags = self._cluster.start() if self._case.on_dask else []
-            scene.sessions += self._cluster.sessions
+            flags = self._start_cluster(scene) if self._case.crew == Crew.DASK else []
             ending = self._end_undisturbed(scene, self._launch(scene, flags))
             if ending.code == 0:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,9 @@ import torch
 import toy_networks
 from helpers import job_values, read_volume, toy, write_job, write_volume
 
-SHAPE = (64, 80, 96)
-"""Voxels of the input: 960 chunks of 8³."""
 CHUNK_SHAPE = (8, 8, 8)
+SECTION_SHAPE = (80, 96)
+"""Voxels of the input along y and x, of 120 chunks; how many sections there are is asked for."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,14 @@ class Subject:
     begin: Callable[[Path, Path], None] | None = None
 
 
-def write_inputs(folder: Path) -> None:
-    """Write the volumes that the commands read: ``em``, ``map`` and ``affinities``."""
+def write_inputs(folder: Path, chunks: int) -> None:
+    """Write the volumes that the commands read, of at least so many chunks of a job.
+
+    They are called ``em``, ``map`` and ``affinities``.
+    """
     random = np.random.default_rng(0)
-    em = random.integers(0, 256, SHAPE, np.uint8)
+    layers = -(-chunks * math.prod(CHUNK_SHAPE[1:]) // math.prod(SECTION_SHAPE))
+    em = random.integers(0, 256, (layers * CHUNK_SHAPE[0], *SECTION_SHAPE), np.uint8)
     write_volume(folder / "em", em, block_shape=(16, 32, 32))
     write_volume(folder / "map", smooth(em), block_shape=(16, 16, 16))
     affinities = np.stack([smooth(np.roll(em, axis, axis)) for axis in range(3)])

@@ -1,5 +1,7 @@
 """Test launches that join a job that runs, one of which is killed."""
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import pytest
 from helpers import job_values, read_volume, write_job
 
 from beam_inference.cli.main import main
+from chaos.clocks import Clocks, build_library
 
 NETWORK = """
 import time
@@ -22,12 +25,13 @@ class Ramp(torch.nn.Module):
 """
 
 
-def start(job, *flags):
+def start(job, *flags, variables=None):
     return subprocess.Popen(
         [sys.executable, "-m", "beam_inference", "run", job, *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **(variables or {})},
     )
 
 
@@ -74,6 +78,34 @@ def test_a_killed_launch_is_replaced_by_those_that_joined(job_of, tmp_path, stra
     assert main(["verify", path, "--deep"]) == 0
     assert main(["run", job_of("alone", "recompute"), "--no_claims"]) == 0
     assert not (tmp_path / "alone/_beam_inference/claims").exists()
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), read_volume(tmp_path / "alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_clocks_that_are_wrong_change_nothing(job_of, tmp_path):
+    library = build_library(tmp_path / "clocks")
+    if library is None:
+        pytest.skip("there is no compiler")
+    path = job_of("out", "recompute")
+    crew = []
+    for seconds in (0, 600, 1200):
+        clock = Clocks(tmp_path / f"clocks/{seconds}", library)
+        variables = clock.make()
+        clock.set_all(seconds)
+        crew.append(start(path, variables=variables))
+        wait_for_records(tmp_path / "out", 2, crew[0])
+    assert main(["status", path]) == 0
+    for process in crew:
+        out, err = process.communicate(timeout=180)
+        assert process.returncode == 0, out + err
+    state = tmp_path / "out/_beam_inference"
+    done = [json.loads(path.read_text())["done"] for path in state.glob("launches/*.json")]
+    assert len(done) == 3
+    assert min(done) > 0
+    assert sum(done) == len([*state.rglob("receipts/*/*/*.json")])
+    assert main(["verify", path, "--deep"]) == 0
+    assert main(["run", job_of("alone", "recompute")]) == 0
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), read_volume(tmp_path / "alone"))
 
 
