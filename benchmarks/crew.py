@@ -4,8 +4,9 @@
 
 A network that only waits runs over one patch per chunk. One launch of one worker does a job alone;
 then three do the same, two on the local runner and one on a Dask worker: undisturbed, and with one
-of them killed in the midst. Last come 2,000 quick chunks. Written to ``benchmarks/results/crew.json``: seconds from the first receipt to
-the last one, and how many chunks were done more than once.
+of them killed in the midst. Last come 2,000 quick chunks. Written to
+``benchmarks/results/crew.json``: seconds from the first receipt to the last one, and how many
+chunks were done more than once.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ _SOURCE = Path(__file__).with_name("shifted_clock.c")
 _JUMPS = (30, 3700, 86400, 400 * 86400)
 """Seconds by which a clock is ahead; drafts count as left behind after an hour.
 
-None is late, but for those that are ahead: with a time before the kernel's, TensorStore's waits end at
-once.
+None is late but to those that are ahead: before the kernel's time, TensorStore's waits end at once.
 """
 
 

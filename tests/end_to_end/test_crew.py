@@ -9,10 +9,10 @@ import time
 
 import numpy as np
 import pytest
+from chaos.clocks import Clocks, build_library
 from helpers import job_values, read_volume, write_job
 
 from beam_inference.cli.main import main
-from chaos.clocks import Clocks, build_library
 
 NETWORK = """
 import time
