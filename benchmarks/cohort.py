@@ -5,7 +5,9 @@
 Volumes of 96³ voxels are done by one ``run``, and one volume of the same voxels by another, both
 from the command line, start-up included. Patches and chunks are the same in number. The network
 sleeps for each patch, as one does that runs on a device of its own: what is compared is all that
-surrounds it. Written to ``benchmarks/results/cohort.json``.
+surrounds it. Then come volumes of 56³, of which each has half the patches of a batch, by two
+threads and by four: against the time that their patches take the network. Written to
+``benchmarks/results/cohort.json``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ from benchmarks.measure import machine
 
 RESULTS = Path(__file__).parent / "results" / "cohort.json"
 SIDE = 96
+SMALL_SIDE = 56
+SMALL_PATCHES = 8
+"""Of a volume; a batch has twice as many."""
+MANY = {"volumes": "in/*", "output": "many/{name}", "job": {"state_path": "state"}}
 _SECONDS = "COHORT_SECONDS"
 
 
@@ -56,6 +62,15 @@ def main() -> None:
     os.environ[_SECONDS] = str(known.milliseconds / 1000)
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(Path(folder), known.volumes)
+    alone = known.volumes * SMALL_PATCHES * known.milliseconds / 1000
+    for threads in (2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = measure_small(Path(folder), known.volumes, threads)
+        figures[f"half_a_batch_each_{threads}_threads"] = {
+            "seconds": round(seconds, 1),
+            "seconds_of_patches": round(alone, 1),
+            "ratio": round(seconds / alone, 3),
+        }
     figures |= {
         "machine": machine("apache-beam", "tensorstore", "numpy"),
         "milliseconds_per_patch": known.milliseconds,
@@ -66,16 +81,11 @@ def main() -> None:
 
 def measure(folder: Path, volumes: int) -> dict[str, Any]:
     """Run both jobs; seconds, and the rate of many volumes over that of one."""
-    values = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, SIDE), dtype=np.uint8)
-    for number in range(volumes):
-        _write(folder / "in" / f"v{number:04}", values)
+    values = _write_volumes(folder / "in", volumes, SIDE)
     _write(folder / "one", np.tile(values, (volumes, 1, 1)))
-    jobs = {
-        "many": {"volumes": "in/*", "output": "many/{name}", "job": {"state_path": "state"}},
-        "one": {"input": {"path": "one"}, "output": "one_out"},
-    }
+    jobs = {"many": MANY, "one": {"input": {"path": "one"}, "output": "one_out"}}
     load = os.getloadavg()[0]
-    seconds = {name: _run(folder, name, job) for name, job in jobs.items()}
+    seconds = {name: _run(folder, name, job, SIDE, 4) for name, job in jobs.items()}
     return {
         "volumes": volumes,
         "voxels_of_each": SIDE**3,
@@ -85,13 +95,34 @@ def measure(folder: Path, volumes: int) -> dict[str, Any]:
     }
 
 
+def measure_small(folder: Path, volumes: int, threads: int) -> float:
+    """Run a job of volumes that have half the patches of a batch; the seconds that it takes."""
+    _write_volumes(folder / "in", volumes, SMALL_SIDE)
+    flags = ["--direct_running_mode=multi_threading", f"--direct_num_workers={threads}"]
+    return _run(folder, "small", MANY, SMALL_SIDE, 2 * SMALL_PATCHES, flags)
+
+
+def _write_volumes(folder: Path, volumes: int, side: int) -> NDArray[np.uint8]:
+    values = np.random.default_rng(0).integers(0, 256, (side, side, side), dtype=np.uint8)
+    for number in range(volumes):
+        _write(folder / f"v{number:04}", values)
+    return values
+
+
 def _write(path: Path, values: NDArray[np.uint8]) -> None:
     box = BoundingBox((0, 0, 0), (values.shape[0], values.shape[1], values.shape[2]))
     spec = OutputSpec(f"file://{path}", "precomputed", "uint8", 1, box, (32,) * 3, (8.0,) * 3)
     create_output(spec).write(box, values[None])
 
 
-def _run(folder: Path, name: str, job: dict[str, Any]) -> float:
+def _run(
+    folder: Path,
+    name: str,
+    job: dict[str, Any],
+    side: int,
+    batch_size: int,
+    flags: Sequence[str] = (),
+) -> float:
     values = {
         **job,
         "output": {
@@ -104,16 +135,16 @@ def _run(folder: Path, name: str, job: dict[str, Any]) -> float:
         "inference": {
             "patch_shape": [32, 32, 32],
             "patch_overlap": [8, 8, 8],
-            "chunk_shape": [SIDE, SIDE, SIDE],
+            "chunk_shape": [-(-side // 32) * 32] * 3,
             "device": "cpu",
             "engine": "numpy",
-            "batch_size": 4,
+            "batch_size": batch_size,
         },
     }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(values))
     start = time.monotonic()
-    subprocess.run([sys.executable, "-m", "beam_inference", "run", path], check=True)
+    subprocess.run([sys.executable, "-m", "beam_inference", "run", path, *flags], check=True)
     return time.monotonic() - start
 
 

@@ -323,6 +323,17 @@ class MemoryProjection:
         return self.process.batch_size * channels * self._patch_bytes
 
     @property
+    def ahead_bytes(self) -> int:
+        """Bytes of what is predicted of chunks that wait: less than a batch, if any wait at all.
+
+        Their inputs count as sent ahead, or else are hardly larger than these patches.
+        """
+        if self.process.threads == 1:
+            return 0
+        predicted = self.process.batch_size - 1
+        return predicted * self.sizes.output_channels * self._patch_bytes
+
+    @property
     def members_bytes(self) -> int:
         """Bytes of the other processes of a mesh: each computes a share of every batch.
 
@@ -374,6 +385,7 @@ class MemoryProjection:
         used = (
             self.cutout_bytes
             + self.batch_bytes
+            + self.ahead_bytes
             + self.patches_bytes
             + self.process.working_set_bytes
         )

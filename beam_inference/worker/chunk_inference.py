@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from beam_inference.arrays import AnyArray
@@ -40,7 +40,7 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.operators.normalize_steps import predict_normalized
 from beam_inference.worker.accumulator import Accumulator, BoundedChannels
 from beam_inference.worker.chunk_input import ChunkInput
-from beam_inference.worker.patches import ChunkPatches
+from beam_inference.worker.patches import ChunkPatches, PatchBatch, Row
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +79,41 @@ class NetworkFill:
     value: float
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingChunk:
+    """A chunk that waits for its turn on the device, while patches of it may be computed.
+
+    Attributes:
+        inference: is going to compute it.
+        cutout: its input, to which predictions are added.
+        work: its patches.
+    """
+
+    inference: ChunkInference
+    cutout: ChunkInput
+    work: ChunkWork
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is known of a patch before its batch: its prediction, or None."""
+
+    index: Zyx
+    prediction: Any
+    is_uniform: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is to be computed."""
+        return self.prediction is None
+
+
 class ChunkInference:
     """Computes all patches of a chunk and blends them into its core; one thread at a time.
 
-    Every network call has exactly ``batch_size`` patches; a short batch is filled up with repeats,
-    whose results are dropped, because the size of a batch changes a network's last bits.
+    Every network call has exactly ``batch_size`` patches, because the size of a batch changes a
+    network's last bits; what else is in it changes nothing. A short batch is filled up with patches
+    of chunks that wait for the device, or with repeats, whose results are dropped.
     Contributions are rounded to multiples of one step and added exactly, so each voxel's sum is the
     same whatever the chunk and the order of its patches.
 
@@ -145,7 +175,11 @@ class ChunkInference:
         return ChunkInput(array, box, self._predictor.device.begin_upload(array))
 
     def infer(
-        self, cutout: ChunkInput, work: ChunkWork, encoding: Encoding = AS_COMPUTED
+        self,
+        cutout: ChunkInput,
+        work: ChunkWork,
+        encoding: Encoding = AS_COMPUTED,
+        waiting: Callable[[], Sequence[WaitingChunk]] = tuple,
     ) -> ChunkResult:
         """Compute the patches of ``work`` and blend them into its core box.
 
@@ -153,19 +187,19 @@ class ChunkInference:
             cutout: an input whose box holds ``work.input_box``.
             work: the patches, and the voxels that they are blended into.
             encoding: dtype and value range of the core.
+            waiting: tells which chunks of the same network wait for the device, the next one first.
 
         Raises:
             ModelContractError: the network returns arrays of an unexpected shape.
             NonFiniteError: the core holds NaN or infinite values.
             DeviceOutOfMemory: one patch at a time is still too much.
         """
-        part = (slice(None), *work.input_box.slices_in(cutout.box))
         batch_size = self.batch_size
         uniform_patches = 0
         with self._predictor.device.session():
             with _explain_out_of_memory(work):
-                volume = cutout.on_device()[part]
-                patches = ChunkPatches(cutout.array[part], volume, work, self._predictor.device)
+                patches = ChunkPatches(cutout, work)
+                batch = PatchBatch(patches.input_shape, self._predictor.device)
                 core = Accumulator(
                     work,
                     patches.slices,
@@ -175,85 +209,143 @@ class ChunkInference:
                     self._heads,
                     self._window,
                 )
-            waiting = deque(product(*work.patches))
-            while waiting:
+            undone = deque(product(*work.patches))
+            while undone:
                 try:
-                    window = self._next_window(patches, waiting, batch_size, work)
-                    unknown = [index for index, answer in window if answer is None]
-                    predictions = iter(
-                        self._predict(patches, unknown, batch_size, work) if unknown else ()
-                    )
+                    answers = self._next_answers(patches, undone, batch, batch_size)
+                    unknown = [Row(patches, each.index) for each in answers if each.is_unknown]
+                    predictions = self._predict_among(unknown, waiting, batch, batch_size)
                 except DeviceOutOfMemory as error:
                     if not self._predictor.device.make_room():
                         batch_size = self._halved_batch_size(batch_size, work, error)
                     continue
                 # a smaller batch would not help: half of this one is blended
                 with _explain_out_of_memory(work):
-                    for index, answer in window:
-                        core.blend(index, next(predictions) if answer is None else answer)
-                        waiting.popleft()
-                del predictions  # before the next ones: they would lie beside them
-                uniform_patches += len(window) - len(unknown)
+                    computed = iter(predictions)
+                    for each in answers:
+                        prediction = next(computed) if each.is_unknown else each.prediction
+                        core.blend(each.index, prediction)
+                        patches.known.pop((batch_size, each.index), None)
+                        uniform_patches += each.is_uniform
+                        undone.popleft()
+                del answers, computed, prediction, predictions  # before the next ones are made
             with _explain_out_of_memory(work):
                 blended = core.finish()
                 beyond_bound = core.count_beyond_bound()
         self.batch_size = batch_size  # what was too much once is not tried again
         return ChunkResult(blended, batch_size, uniform_patches, beyond_bound)
 
-    def _next_window(
-        self, patches: ChunkPatches, indices: Iterable[Zyx], batch_size: int, work: ChunkWork
-    ) -> list[tuple[Zyx, Any]]:
-        """The first patches up to a full batch of those to be predicted, each with its answer.
-
-        The answer of a patch that is to be predicted is None.
-        """
-        window = []
+    def _next_answers(
+        self, patches: ChunkPatches, indices: Iterable[Zyx], batch: PatchBatch, batch_size: int
+    ) -> list[_Answer]:
+        """The answers of the first patches, up to a full batch of unknown ones."""
+        answers = []
         unknown = 0
         for index in indices:
-            answer = self._uniform_answer(patches, index, batch_size, work)
-            window.append((index, answer))
-            unknown += answer is None
+            answers.append(self._find_answer(patches, index, batch, batch_size))
+            unknown += answers[-1].is_unknown
             if unknown == batch_size:
                 break
-        return window
+        return answers
 
-    def _uniform_answer(
-        self, patches: ChunkPatches, index: Zyx, batch_size: int, work: ChunkWork
-    ) -> Any:
-        """Prediction for a patch of one value; None if it is not, or is one value too many."""
+    def _find_answer(
+        self, patches: ChunkPatches, index: Zyx, batch: PatchBatch, batch_size: int
+    ) -> _Answer:
+        """What is known of a patch: it was computed before, or is of one value."""
+        computed = patches.known.get((batch_size, index))
+        if computed is not None:
+            return _Answer(index, computed)
         value = patches.uniform_value(index)
         if value is None or (self._fill and patches.beyond(index, self._fill.volume)):
-            return None
+            return _Answer(index, None)
         key = (batch_size, *value)  # in another size of batch the bits may differ
         if key not in self.answers and len(self.answers) < self._uniform_answers:
-            prediction = self._predict(patches, [index], batch_size, work)[0]
+            prediction = self._predict([Row(patches, index)], batch, batch_size)[0]
             self.answers[key] = self._predictor.device.copy(prediction)
-        return self.answers.get(key)
+        answer = self.answers.get(key)
+        return _Answer(index, answer, is_uniform=answer is not None)
 
-    def _predict(
-        self, patches: ChunkPatches, indices: Sequence[Zyx], batch_size: int, work: ChunkWork
+    def _predict_among(
+        self,
+        rows: Sequence[Row],
+        waiting: Callable[[], Sequence[WaitingChunk]],
+        batch: PatchBatch,
+        batch_size: int,
     ) -> Any:
+        """Predictions for patches of a chunk, beside which those of waiting chunks are computed.
+
+        Their predictions become known to them.
+        """
+        if len(rows) in (0, batch_size):
+            return self._predict(rows, batch, batch_size)
+        chunks = waiting()
+        others = self._find_others(rows[0].patches, chunks, batch_size - len(rows), batch_size)
+        try:
+            predictions = self._predict([*rows, *others], batch, batch_size)
+            for row, prediction in zip(others, predictions[len(rows) :], strict=False):
+                copy = self._predictor.device.copy(prediction)
+                row.patches.known[batch_size, row.index] = copy
+        except Exception:
+            if not others:
+                raise
+            for chunk in chunks:
+                chunk.cutout.free_device_arrays()
+            # what fails in another chunk is not to be this one's fault
+            return self._predict(rows, batch, batch_size)
+        return predictions
+
+    def _find_others(
+        self, patches: ChunkPatches, waiting: Sequence[WaitingChunk], room: int, batch_size: int
+    ) -> list[Row]:
+        """Patches of chunks that wait, which may stand in a batch with those of this chunk.
+
+        Only the first ones of each chunk are looked at: patches of one value are left to its turn.
+        """
+        rows: list[Row] = []
+        for chunk in waiting:
+            if len(rows) == room:
+                break
+            if not self._may_mix_with(chunk.inference, batch_size):
+                continue
+            try:
+                others = ChunkPatches(chunk.cutout, chunk.work)
+            except DeviceOutOfMemory:  # of its input
+                break
+            if others.input_shape != patches.input_shape:
+                continue
+            unknown = (
+                index
+                for index in product(*chunk.work.patches)
+                if (batch_size, index) not in others.known
+            )
+            for index in islice(unknown, room - len(rows)):
+                if others.uniform_value(index) is None:
+                    rows.append(Row(others, index))
+        return rows
+
+    def _may_mix_with(self, other: ChunkInference, batch_size: int) -> bool:
+        """Whether patches of another inference, by the same network, are treated like these."""
+        return (
+            other.batch_size == batch_size
+            and other._normalize == self._normalize
+            and other._fill == self._fill
+        )
+
+    def _predict(self, rows: Sequence[Row], batch: PatchBatch, batch_size: int) -> Any:
         """Predictions (batch_size, C, *patch_shape) of at most ``batch_size`` patches."""
+        if not rows:
+            return ()
 
-        def predict(batch: Any) -> Any:
+        def predict(array: Any) -> Any:
             if self._fill is not None:
-                self._fill_beyond(self._fill, patches, indices, batch)
-            return self._predictor.predict(batch)
+                _fill_beyond(self._fill, rows, array)
+            return self._predictor.predict(array)
 
-        batch = patches.batch(indices, batch_size)
-        predictions = predict_normalized(predict, self._normalize, batch)
+        array = batch.fill(rows, batch_size)
+        predictions = predict_normalized(predict, self._normalize, array)
+        work = rows[0].patches.work
         leading = (batch_size, self._channels)
         return crop_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
-
-    @staticmethod
-    def _fill_beyond(
-        fill: NetworkFill, patches: ChunkPatches, indices: Sequence[Zyx], batch: Any
-    ) -> None:
-        """Put a value into the voxels of normalised patches that lie beyond the volume."""
-        for position in range(len(batch)):
-            index = indices[min(position, len(indices) - 1)]
-            for part in patches.beyond(index, fill.volume):
-                batch[(position, slice(None), *part)] = fill.value
 
     def _halved_batch_size(self, batch_size: int, work: ChunkWork, error: DeviceOutOfMemory) -> int:
         if batch_size == 1:
@@ -261,6 +353,13 @@ class ChunkInference:
         logger.warning("device out of memory with %d patches a batch; halving it", batch_size)
         self.answers.clear()  # they belong to the larger batch
         return batch_size // 2
+
+
+def _fill_beyond(fill: NetworkFill, rows: Sequence[Row], batch: Any) -> None:
+    """Put a value into the voxels of normalised patches that lie beyond the volume."""
+    for position, row in enumerate(rows):
+        for part in row.patches.beyond(row.index, fill.volume):
+            batch[(position, slice(None), *part)] = fill.value
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
 
 
 class ChunkInput:
@@ -17,6 +18,10 @@ class ChunkInput:
         box: the voxels that the array holds.
         upload: gives the array as a device array; called by the thread that computes.
 
+    Attributes:
+        predictions: on the device, those of patches that were computed before the chunk's turn,
+            by the size of their batch and their place in the lattice.
+
     Raises:
         ValueError: array and box differ in shape.
     """
@@ -24,6 +29,7 @@ class ChunkInput:
     def __init__(self, array: AnyArray, box: BoundingBox, upload: Callable[[], Any]) -> None:
         if array.shape[1:] != box.shape:
             raise ValueError(f"the cutout has shape {array.shape[1:]}, the input box {box.shape}")
+        self.predictions: dict[tuple[int, Zyx], Any] = {}
         self.array = array
         self.box = box
         self._upload = upload
@@ -35,6 +41,7 @@ class ChunkInput:
             self._device_array = self._upload()
         return self._device_array
 
-    def free_device_array(self) -> None:
-        """Drop the device array, so that the device's memory is free for the next chunk's."""
+    def free_device_arrays(self) -> None:
+        """Drop what is on the device, so that its memory is free for the next chunk's."""
         self._device_array = None
+        self.predictions.clear()

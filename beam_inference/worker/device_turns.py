@@ -15,7 +15,7 @@ from beam_inference.errors import (
     WorkerFault,
 )
 from beam_inference.geometry.chunk_work import ChunkWork
-from beam_inference.worker.chunk_inference import ChunkInference, ChunkResult
+from beam_inference.worker.chunk_inference import ChunkInference, ChunkResult, WaitingChunk
 from beam_inference.worker.chunk_input import ChunkInput
 from beam_inference.worker.effort import Effort
 from beam_inference.worker.journal import Journal
@@ -66,7 +66,7 @@ class DeviceTurns:
         self._pace = pace
         self._inference = inference
         self._journal = journal
-        self._lock = opened.turns
+        self._queue = opened.queue
         self._health = ProcessHealth(opened)
 
     def infer(
@@ -84,7 +84,7 @@ class DeviceTurns:
             ChunkFault: the network fails on this chunk.
             WorkerFault: the network fails on any chunk.
         """
-        with self._lock:
+        with self._queue.turn(WaitingChunk(self._inference, read.input, work)):
             start = time.perf_counter()  # waiting for the device is not using it
             try:
                 with self._opened.watch.watch(f"chunk {index}"):
@@ -102,7 +102,7 @@ class DeviceTurns:
                 self._health.note_failure(fault, read.input.array)
                 raise
             finally:
-                read.input.free_device_array()
+                read.input.free_device_arrays()
             self._health.note_success()
         result = success.value
         effort = Effort(
@@ -117,7 +117,7 @@ class DeviceTurns:
     def _compute(self, cutout: ChunkInput, work: ChunkWork, encoding: Encoding) -> ChunkResult:
         while True:
             try:
-                return self._inference.infer(cutout, work, encoding)
+                return self._inference.infer(cutout, work, encoding, self._queue.waiting)
             except NonFiniteError:
                 raise NonFiniteError(explain_non_finite(cutout.array)) from None
             except DeviceOutOfMemory:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +25,7 @@ from beam_inference.operators.normalize import AnyNormalization
 from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.outputs import LOSSY, open_output
 from beam_inference.volumes.volume import Volume
+from beam_inference.worker.device_queue import DeviceQueue
 from beam_inference.worker.network_watch import NetworkWatch
 from beam_inference.worker.output_mask import OutputMask, check_mask, open_output_mask
 from beam_inference.worker.postprocessing import Postprocessing
@@ -57,12 +57,12 @@ class ProcessNetwork:
 
     Attributes:
         predictor: the network on its device.
-        turns: held by whoever uses the device.
+        queue: of the threads that want the device.
         is_settled: whether it has been run in this process.
     """
 
     predictor: Predictor
-    turns: threading.Lock = field(default_factory=threading.Lock)
+    queue: DeviceQueue = field(default_factory=DeviceQueue)
     is_settled: bool = False
 
 
@@ -80,7 +80,7 @@ class OpenJob:
         mask: where the output is wanted.
         postprocessing: the steps between blended values and the output.
         predictor: the network on its device.
-        turns: held by whoever uses the device.
+        queue: of the threads that want the device.
         normalize: maps stored values to the network's input.
         batch_size: patches per network call.
         watch: ends the process if the network does not answer.
@@ -96,7 +96,7 @@ class OpenJob:
     mask: OutputMask
     postprocessing: Postprocessing
     predictor: Predictor
-    turns: threading.Lock
+    queue: DeviceQueue
     normalize: AnyNormalization
     batch_size: int
     watch: NetworkWatch
@@ -154,7 +154,7 @@ def open_job(
     watched = watch.wrap_predictor(network.predictor)
     batch_size = config.inference.patches_per_call
     if not (network.is_settled and launch.contract_checked):
-        with network.turns:
+        with network.queue.turn():
             batch_size = _first_calls(launch, job, input_volume, model, watched, watch)
         network.is_settled = True
     # again: files may have been exchanged after they were hashed, and before they were loaded
@@ -170,7 +170,7 @@ def open_job(
         mask=mask,
         postprocessing=postprocessing,
         predictor=watched,
-        turns=network.turns,
+        queue=network.queue,
         normalize=normalization(config, input_volume.values_dtype),
         batch_size=batch_size,
         watch=watch,

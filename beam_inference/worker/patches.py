@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import Device
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.worker.chunk_input import ChunkInput
 
 
 class PatchSlices(NamedTuple):
@@ -26,6 +27,46 @@ class PatchSlices(NamedTuple):
     core: slice
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A patch in a batch.
+
+    Attributes:
+        patches: of its chunk.
+        index: its place in the lattice.
+    """
+
+    patches: ChunkPatches
+    index: Zyx
+
+
+class PatchBatch:
+    """The array in which batches of one chunk's turn are put together.
+
+    Args:
+        shape: of a patch with its channels, (channels, Z, Y, X).
+        device: makes the array.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: Device) -> None:
+        self._shape = shape
+        self._device = device
+        self._array: Any = None
+
+    def fill(self, rows: Sequence[Row], batch_size: int) -> Any:
+        """Device array (batch_size, channels, *patch) of patches; the last one fills up the rest.
+
+        The next call overwrites it.
+        """
+        if self._array is None or len(self._array) != batch_size:
+            self._array = None  # before the next one is made: they would lie side by side
+            self._array = self._device.empty((batch_size, *self._shape))
+        for position in range(batch_size):
+            row = rows[min(position, len(rows) - 1)]
+            self._array[position] = row.patches.input(row.index)
+        return self._array
+
+
 SlicesPerAxis: TypeAlias = list[dict[int, PatchSlices]]
 """Slices of a chunk's patches: a dict per axis ZYX, with the patch's lattice index as key."""
 
@@ -34,20 +75,28 @@ class ChunkPatches:
     """The network's inputs, cut out of a chunk's.
 
     Args:
-        array: the chunk's input on the host, shape (channels, Z, Y, X).
-        volume: the same as a device array.
+        cutout: the chunk's input, whose box holds ``work.input_box``.
         work: the patches of the chunk.
-        device: makes the array in which batches are put together.
+
+    Attributes:
+        work: the patches of the chunk.
+        slices: of each patch, by axis.
+        known: the cutout's predictions, of patches that were computed before the chunk's turn.
     """
 
-    def __init__(self, array: AnyArray, volume: Any, work: ChunkWork, device: Device) -> None:
+    def __init__(self, cutout: ChunkInput, work: ChunkWork) -> None:
+        part = (slice(None), *work.input_box.slices_in(cutout.box))
+        self.work = work
         self.slices = [axis_slices(work, axis) for axis in range(3)]
-        self._array = array
-        self._volume = volume
-        self._start = work.input_box.start
-        self._patch_shape = grown_shape(work.lattice.patch_shape, work.crop_margin)
-        self._device = device
-        self._batch: Any = None
+        self.known = cutout.predictions
+        self._array = cutout.array[part]
+        self._volume = cutout.on_device()[part]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape (channels, Z, Y, X) of a patch's input."""
+        patch = grown_shape(self.work.lattice.patch_shape, self.work.crop_margin)
+        return (self._array.shape[0], *patch)
 
     def uniform_value(self, index: Zyx) -> tuple[float, ...] | None:
         """Value of each channel if the patch is one value throughout; None if it is not."""
@@ -63,7 +112,7 @@ class ChunkPatches:
         """Parts of a patch's input, which may overlap, that lie beyond the volume."""
         parts = []
         for axis, where in enumerate(self._input_slices(index)[1:]):
-            first = self._start[axis] + where.start
+            first = self.work.input_box.start[axis] + where.start
             length = where.stop - where.start
             low = min(max(0, volume.start[axis] - first), length)
             high = min(max(0, volume.stop[axis] - first), length)
@@ -73,19 +122,9 @@ class ChunkPatches:
                     parts.append((z, y, x))
         return parts
 
-    def batch(self, indices: Sequence[Zyx], batch_size: int) -> Any:
-        """Device array (batch_size, channels, *patch) of patches; the last one fills up the rest.
-
-        The next call overwrites it.
-        """
-        if self._batch is None or len(self._batch) != batch_size:
-            self._batch = None  # before the next one is made: they would lie side by side
-            shape = (batch_size, self._array.shape[0], *self._patch_shape)
-            self._batch = self._device.empty(shape)
-        slices = [self._input_slices(index) for index in indices]
-        for position in range(batch_size):
-            self._batch[position] = self._volume[slices[min(position, len(slices) - 1)]]
-        return self._batch
+    def input(self, index: Zyx) -> Any:
+        """Device array (channels, *patch) of a patch's input, in the stored dtype."""
+        return self._volume[self._input_slices(index)]
 
     def _input_slices(self, index: Zyx) -> tuple[slice, ...]:
         per_axis = zip(self.slices, index, strict=True)

@@ -78,6 +78,8 @@ VALUES = 3 * 16 * 96 * 96
 PATCH = 10 * 50 * 50 * 4
 SLAB = 3 * 10 * 96 * 96 * 4
 PATCHES = (2 * (1 + 3) + 3 * 3 + 1) * PATCH
+AHEAD = 3 * PATCH
+"""Of a chunk that waits: one answer less than a batch has."""
 KEPT = KEPT_BYTES + CACHED_CUTOUTS * 7000 + 2 * 500 + 9000
 
 
@@ -90,9 +92,10 @@ def test_what_is_resampled_takes_memory_beside_each_cutout_that_is_read_ahead():
 
 def test_the_sum_by_hand():
     projection = projected_memory(**BASE)
-    assert projection.device_bytes == CUTOUT + SLAB + PATCHES + 10**6
+    assert projection.device_bytes == CUTOUT + SLAB + PATCHES + AHEAD + 10**6
     results = VALUES + (1 + STORE_COPIES) * VALUES  # one computed, one written
-    assert projection.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * results + SLAB + PATCHES + 10**6
+    network = SLAB + PATCHES + AHEAD + 10**6
+    assert projection.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * results + network
 
 
 def test_float32_is_blended_where_it_stays_unless_the_device_is_elsewhere():
@@ -100,10 +103,10 @@ def test_float32_is_blended_where_it_stays_unless_the_device_is_elsewhere():
     here = projected_memory(**floats)
     assert (
         here.host_bytes
-        == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + PATCHES + 10**6
+        == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + PATCHES + AHEAD + 10**6
     )
     there = projected_memory(**floats | {"device_is_host": False})
-    assert there.device_bytes == 2 * CUTOUT + 2 * SLAB + PATCHES + 10**6
+    assert there.device_bytes == 2 * CUTOUT + 2 * SLAB + PATCHES + AHEAD + 10**6
     pinned = PINNED * (SLAB + 2 * CUTOUT)
     assert there.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + pinned
 

@@ -19,7 +19,7 @@ def test_an_input_is_uploaded_once_until_it_is_freed():
     assert not uploads
     assert chunk_input.on_device() is chunk_input.on_device()
     assert len(uploads) == 1
-    chunk_input.free_device_array()
+    chunk_input.free_device_arrays()
     chunk_input.on_device()
     assert len(uploads) == 2
 

@@ -10,9 +10,9 @@ from oracles.chunks import small_plan
 
 from beam_inference import predict, prepare
 from beam_inference.config.job_file import parse_job
-from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.worker.chunk_input import ChunkInput
 from beam_inference.worker.patches import ChunkPatches
 from beam_inference.worker.worker import Worker
 
@@ -109,7 +109,7 @@ def test_the_parts_beyond_the_volume(start, shape, margin):
     volume = BoundingBox(start, tuple(np.add(start, shape).tolist()))
     work = plan.work(plan.chunks.count // 2)
     array = np.zeros((1, *work.input_box.shape), np.float32)
-    patches = ChunkPatches(array, array, work, NumpyDevice())
+    patches = ChunkPatches(ChunkInput(array, work.input_box, lambda: array), work)
     index = tuple(axis[0] for axis in work.patches)
     box = plan.lattice.patch_box(index).grow(plan.crop_margin)
     beyond = np.zeros(box.shape, bool)

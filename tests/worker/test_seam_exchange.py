@@ -438,10 +438,10 @@ def test_what_fails_in_the_first_stage_is_tried_alone_in_the_second(
     launch = launch_of(volume_in, tmp_path / "out")
 
     class Failing(ChunkInference):
-        def infer(self, cutout, work, encoding=AS_COMPUTED):
+        def infer(self, cutout, work, encoding=AS_COMPUTED, waiting=tuple):
             if work == launch.read_job().plan.exchange.owned_work(0):
                 raise NonFiniteError("as if beyond the chunk")
-            return super().infer(cutout, work, encoding)
+            return super().infer(cutout, work, encoding, waiting)
 
     def make_inference(opened):
         bound = opened.job.prediction_bound

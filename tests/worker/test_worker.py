@@ -98,9 +98,9 @@ class FaultyInference(ChunkInference):
         )
         self.check = check
 
-    def infer(self, cutout, work, encoding=AS_COMPUTED):
+    def infer(self, cutout, work, encoding=AS_COMPUTED, waiting=tuple):
         self.check(work.index)
-        return super().infer(cutout, work, encoding)
+        return super().infer(cutout, work, encoding, waiting)
 
 
 def worker_that_fails(launch, check):
