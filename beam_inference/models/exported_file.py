@@ -25,8 +25,9 @@ from beam_inference.models.exported_program import (
     check_program,
     parse_object,
 )
-from beam_inference.models.pickle_bounds import PickleOutOfBounds, check_saved
+from beam_inference.models.pickle_bounds import PickleOutOfBounds
 from beam_inference.models.pickles import ALLOW_HINT, first_line
+from beam_inference.models.saved_pickles import check_saved
 from beam_inference.models.tensors import tensor_fault
 
 _KIND = "torch.export file"

@@ -79,23 +79,29 @@ def fetch_repository(path: str) -> Path:
     """
     repository = parse_address(path)
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import constants, snapshot_download
+
+        from beam_inference.models.hub_client import bound_answers
     except ImportError as error:
         raise ModelContractError(
             f"model.path {path} needs the package huggingface-hub ({error}): pip install "
             "'beam-inference[huggingface]', here and on the workers; or name a local folder"
         ) from None
     try:
+        cache = Path(constants.HF_HUB_CACHE)
+        cache.mkdir(parents=True, exist_ok=True)
+        bound_answers(cache)
         folder = snapshot_download(
             repository.name,
             revision=repository.revision,
+            cache_dir=cache,
             allow_patterns=_FILES,
             endpoint=os.environ.get("HF_ENDPOINT"),
         )
     except Exception as error:  # of the library, or of the connection
+        reason = str(error) if isinstance(error, ModelContractError) else describe_error(error)
         raise ModelContractError(
-            f"model.path {path} cannot be fetched: {describe_error(error)}. A local folder does "
-            "the same."
+            f"model.path {path} cannot be fetched: {reason}. A local folder does the same."
         ) from None
     if not repository.is_pinned:
         logger.warning(

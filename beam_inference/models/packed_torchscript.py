@@ -141,7 +141,7 @@ def _judge_pickle(name: str, content: bytes, members: Mapping[str, int]) -> str 
         members: bytes of each member of the archive, by its name in small letters.
     """
     try:
-        foreign = [each for each in check_pickle(content) if not _DATA.fullmatch(each)]
+        foreign = [each for each in check_pickle(content).names if not _DATA.fullmatch(each)]
         if foreign:
             return f"makes objects that are neither tensors nor its own: {foreign[0]!a:.80}"
         if not name.endswith(_NOT_READ):

@@ -1,4 +1,4 @@
-"""Storages of tensors that a pickle of TorchScript names, and how many bytes it says they have.
+"""Storages of tensors that a pickle names, and how many bytes it says they have.
 
 PyTorch's reader of TorchScript believes that number: of a tensor that is longer than what lies in
 the archive, it would read the memory behind it.
@@ -67,6 +67,37 @@ class _Reader(pickle.Unpickler):
         self.storages.append(pid)
 
 
+def read_storages(content: bytes) -> list[object]:
+    """Read which storages of tensors a pickle refers to.
+
+    Args:
+        content: the pickle, which was followed before (:func:`.pickle_bounds.check_pickle`).
+
+    Returns:
+        A tuple for each: "storage", a class, its key, a device and the number of its values, where
+        the pickle is one of PyTorch's.
+
+    Raises:
+        PickleOutOfBounds: it cannot be read.
+    """
+    reader = _Reader(content)
+    _read(reader)
+    return reader.storages
+
+
+def read_names(content: bytes) -> set[str]:
+    """Read a pickle that is a list of texts, and was followed before. Raises PickleOutOfBounds."""
+    names = _read(_Reader(content))
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
+def _read(reader: _Reader) -> object:
+    try:
+        return reader.load()
+    except Exception as error:  # of whatever the pickle describes
+        raise PickleOutOfBounds(f"it cannot be read: {type(error).__name__}") from None
+
+
 def check_storages(content: bytes, members: Mapping[str, int], folder: str) -> None:
     """Check that the tensors of a pickle have the bytes that lie in the archive.
 
@@ -78,12 +109,7 @@ def check_storages(content: bytes, members: Mapping[str, int], folder: str) -> N
     Raises:
         PickleOutOfBounds: one has others, or none.
     """
-    reader = _Reader(content)
-    try:
-        reader.load()
-    except Exception as error:  # of whatever the pickle describes
-        raise PickleOutOfBounds(f"it cannot be read: {type(error).__name__}") from None
-    for storage in reader.storages:
+    for storage in read_storages(content):
         match storage:
             case ("storage", type() as kind, str(key), str(), int(length), *_):
                 said = length * _item_bytes(kind)

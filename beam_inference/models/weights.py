@@ -14,8 +14,9 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_value
 from beam_inference.models.archive import is_archive, open_archive
-from beam_inference.models.pickle_bounds import NotFollowed, check_saved
+from beam_inference.models.pickle_bounds import NotFollowed
 from beam_inference.models.pickles import first_line, unpickle
+from beam_inference.models.saved_pickles import check_saved
 from beam_inference.models.tensors import tensor_fault
 
 NESTED = ("state_dict", "model_state_dict", "network_weights", "model")
@@ -90,8 +91,8 @@ def _refuse_other_numbers(
 ) -> None:
     """Refuse numbers of another kind than the parameters, which PyTorch would convert in silence.
 
-    Complex ones would lose their imaginary parts; integers are mostly quantised, and mean nothing
-    without their scale.
+    Complex ones would lose their imaginary parts; integers and floats of 8 bits or fewer are
+    mostly quantised, and mean nothing without their scale.
     """
     for name, parameter in own.items():
         if name not in state:
@@ -101,11 +102,12 @@ def _refuse_other_numbers(
                 f"the weights {path} do not fit the network: {name} has complex numbers, the "
                 "network's are real"
             )
-        if parameter.is_floating_point() and not state[name].is_floating_point():
+        is_float = state[name].is_floating_point() and state[name].itemsize > 1
+        if parameter.is_floating_point() and parameter.itemsize > 1 and not is_float:
             raise ModelContractError(
                 f"the weights {path} do not fit the network: {name} has numbers of the type "
                 f"{str(state[name].dtype).removeprefix('torch.')}, the network's are of a floating "
-                "type. Save the weights as they were trained, not quantised."
+                "type of 16 bits or more. Save the weights as they were trained, not quantised."
             )
 
 

@@ -31,6 +31,9 @@ _FREE_KEYS = (
 )
 """Keys that may change between two launches of one training."""
 
+_COUNTS = (torch.float32, torch.float64)
+"""Types in which PyTorch's optimizers count steps."""
+
 
 @dataclass
 class Metrics:
@@ -192,8 +195,17 @@ def _moments(optimizer: torch.optim.Optimizer) -> set[str]:
     return {"step", "exp_avg", "exp_avg_sq"}
 
 
-def load_scaler(scaler: torch.amp.GradScaler, state: Json) -> None:
-    """Give a scaler of gradients where it was. Raises ValueError where that is no such thing."""
+def load_scaler(scaler: torch.amp.GradScaler, state: Json, step: int) -> None:
+    """Give a scaler of gradients where it was.
+
+    Args:
+        scaler: as it begins.
+        state: of the checkpoint.
+        step: steps that are done.
+
+    Raises:
+        ValueError: that is no such thing, or not where as many steps can lead to.
+    """
     own = scaler.state_dict()
     if state.keys() != own.keys():
         raise ValueError("its scaler of gradients is not that of the training's precision")
@@ -202,9 +214,18 @@ def load_scaler(scaler: torch.amp.GradScaler, state: Json) -> None:
     scale = state["scale"]
     tracker = state["_growth_tracker"]
     is_count = type(tracker) is int and 0 <= tracker < own["growth_interval"]
-    if not is_count or not _is_finite(scale) or scale <= 0:
-        raise ValueError("its scaler of gradients has a scale or a count that cannot be")
+    if not is_count or not _is_finite(scale) or not _can_lead_to(scale, own, step):
+        raise ValueError(
+            f"its scaler of gradients has a scale or a count that {step} steps do not lead to"
+        )
     scaler.load_state_dict({**own, "scale": scale, "_growth_tracker": tracker})
+
+
+def _can_lead_to(scale: float, own: Json, step: int) -> bool:
+    """Whether a scale may come of so many steps: each can halve it, and many together double it."""
+    begun, power = math.frexp(own["scale"])
+    found, found_power = math.frexp(scale)
+    return found == begun and -step <= found_power - power <= step // own["growth_interval"]
 
 
 def check_averaged(state: Json, step: int) -> None:
@@ -214,10 +235,11 @@ def check_averaged(state: Json, step: int) -> None:
 
 
 def _check_count(value: object, step: int, place: str) -> None:
-    if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
-        raise ValueError(f"{place}.step is no number")
-    if not float(value).is_integer() or not 1 <= float(value) <= step:
-        raise ValueError(f"{place}.step is {float(value)}, after {step} steps")
+    if not isinstance(value, Tensor) or value.shape != () or value.dtype not in _COUNTS:
+        raise ValueError(f"{place}.step is no number as PyTorch counts steps")
+    count = value.item()  # of other types the count would end, or go on from 0
+    if not float(count).is_integer() or not 1 <= count <= step:
+        raise ValueError(f"{place}.step is {count}, after {step} steps")
 
 
 def _check_tensor(found: Any, own: Tensor, name: str) -> None:

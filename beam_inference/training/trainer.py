@@ -600,7 +600,7 @@ class _Trainer:
         load_optimizer(
             self._optimizer, state["optimizer"], step, may_be_empty=self._scaler.is_enabled()
         )
-        load_scaler(self._scaler, state["scaler"])
+        load_scaler(self._scaler, state["scaler"], step)
         self._step = step
 
 

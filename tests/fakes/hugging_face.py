@@ -13,13 +13,21 @@ Commits = Mapping[str, Mapping[str, bytes]]
 
 
 class RepositoryServer(ThreadingHTTPServer):
-    """Serves one repository, and keeps a list of what was asked for."""
+    """Serves one repository, and keeps a list of what was asked for.
+
+    Attributes:
+        requests: paths.
+        headers: sent with files in place of the right ones; one that is empty is left out.
+        description: put into what is said of a commit.
+    """
 
     def __init__(self, name: str, commits: Commits) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repository = name
         self.commits = commits
         self.requests: list[str] = []
+        self.headers: dict[str, str] = {}
+        self.description: dict[str, object] = {}
 
     @property
     def url(self) -> str:
@@ -57,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = None if commit is None else self.server.commits[commit].get(file)
             if commit is not None and content is not None:
                 etag = hashlib.sha256(content).hexdigest()
-                headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
+                headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit} | self.server.headers
         elif path.startswith(f"api/models/{name}/"):
             kind, _, revision = path.removeprefix(f"api/models/{name}/").partition("/")
             commit = self.server.find_commit(revision)
@@ -69,7 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _describe(self, commit: str) -> dict[str, object]:
         files = [{"rfilename": name} for name in self.server.commits[commit]]
-        return {"id": self.server.repository, "sha": commit, "siblings": files, "tags": []}
+        told = {"id": self.server.repository, "sha": commit, "siblings": files, "tags": []}
+        return told | self.server.description
 
     def _list_files(self, commit: str) -> list[dict[str, object]]:
         return [
@@ -82,7 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             headers = {"X-Error-Code": "RepoNotFound"}
         for key, value in {"Content-Length": str(len(content or b"")), **headers}.items():
-            self.send_header(key, value)
+            if value:
+                self.send_header(key, value)
         self.end_headers()
         if with_body and content is not None:
             self.wfile.write(content)

@@ -756,8 +756,22 @@ def test_a_key_that_takes_for_ever_to_hash(legacy, tmp_path):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("state/data.pkl", bomb)
             archive.writestr("state/version", "3")
-    with pytest.raises(ModelContractError, match="holds more than 16,777,216 values"):
+    with pytest.raises(ModelContractError, match="keys other than texts"):
         load_checkpoint(path, allow_pickle=False)
+
+
+class Uninitialised:
+    """Is pickled as a tensor of whatever lies in the memory of the process that loads it."""
+
+    def __reduce__(self):
+        return torch.FloatTensor, (2, 1, 3, 3, 3)
+
+
+@pytest.mark.parametrize("former", [False, True])
+def test_weights_of_whatever_lies_in_memory(former, tmp_path, refuse):
+    state = toy_networks.conv().state_dict() | {"weight": Uninitialised()}
+    torch.save(state, tmp_path / "w.pt", _use_new_zipfile_serialization=not former)
+    assert "it calls torch FloatTensor" in refuse(with_weights(tmp_path / "w.pt"))
 
 
 def test_an_xml_file_keeps_nothing_from_one_batch_to_the_next(tmp_path, refuse):

@@ -1,5 +1,6 @@
 """Packages of networks from strangers: what they bring only computes, and says what it means."""
 
+import pickle
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -423,6 +424,10 @@ class Weighs(torch.nn.Module):
 
 NUMBER = b"M\x2c\x01"  # 300: of a storage, and of the tensor in it
 LARGER = b"J\x00\x00\x10\x00"
+KEYS = (pickle.encode_long(n * ((1 << 61) - 1)) for n in range(1, 200_000))
+ITEMS = (b"\x8a" + bytes([len(key)]) + key + b"N" for key in KEYS)
+ONE_HASH = b"\x80\x02}(" + b"".join(ITEMS) + b"u."
+"""A mapping whose keys have one hash: to make it takes minutes."""
 
 
 @pytest.mark.parametrize(
@@ -432,6 +437,7 @@ LARGER = b"J\x00\x00\x10\x00"
         ("data.pkl", b"cpu", b"cpu", ""),
         ("data.pkl", b"FloatStorage", b"QInt8Storage", "values of an unknown type"),
         ("data.pkl", b"q\x00", b"r\xff\xff\xff\x3f", "numbers one 1,073,741,823"),
+        pytest.param("data.pkl", None, ONE_HASH, "keys other than texts", id="one hash"),
         ("debug_pkl", None, PICKLED, "on more than"),
     ],
 )

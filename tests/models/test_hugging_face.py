@@ -1,6 +1,8 @@
 """Packages on Hugging Face, from a local server: fetched by commit, kept, and refused by name."""
 
 import logging
+import shutil
+import warnings
 
 import cellmap_packages as made
 import pytest
@@ -125,4 +127,46 @@ def test_a_download_that_was_cut_off_is_not_taken_for_a_package(server, monkeypa
     fetch_repository.cache_clear()
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelContractError, match="cannot be fetched: .* is incomplete"):
+        fetch_repository(f"hf://{NAME}")
+
+
+@pytest.mark.parametrize(
+    ("headers", "description", "told"),
+    [
+        ({"ETag": '"../../outside"'}, {}, "names a file's content"),
+        ({"ETag": "/outside"}, {}, "names a file's content"),
+        ({"X-Linked-Etag": '"../outside"'}, {}, "names a file's content"),
+        ({"X-Repo-Commit": "../outside"}, {}, "names the commit '../outside'"),
+        ({}, {"sha": "../../outside"}, "names the commit '../../outside'"),
+        ({}, {"sha": FIRST[1:]}, "expected 40 hex digits"),
+        ({}, {"sha": "\x1b" * 40}, "names the commit '.x1b"),
+        ({"Content-Encoding": "gzip"}, {}, "packs its answer"),
+        ({"Content-Length": ""}, {}, "does not say how long a file is"),
+        ({}, {"tags": ["a" * (4 << 20)]}, "more than 4,194,304 bytes"),
+    ],
+)
+def test_a_server_that_answers_otherwise(server, tmp_path, headers, description, told):
+    server.headers = headers
+    server.description = description
+    before = set(tmp_path.iterdir())
+    with pytest.raises(ModelContractError, match=told):
+        fetch_repository(f"hf://{NAME}")
+    kept = {path for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert not [path for path in kept if path.name in ("metadata.json", "model.ts")]
+    assert set(tmp_path.iterdir()) - before <= {tmp_path / "cache"}
+
+
+def test_a_file_that_is_longer_than_the_disk(server, monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=3)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with (
+        warnings.catch_warnings(action="ignore"),  # of the library, which goes on
+        pytest.raises(ModelContractError, match="bytes, and 3 are free"),
+    ):
+        fetch_repository(f"hf://{NAME}")
+
+
+def test_a_listing_that_never_ends(server, monkeypatch):
+    monkeypatch.setattr("beam_inference.models.hub_client.LISTING_SECONDS", -1)
+    with pytest.raises(ModelContractError, match="for more than|takes more than"):
         fetch_repository(f"hf://{NAME}")

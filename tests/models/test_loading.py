@@ -131,7 +131,9 @@ def test_complex_weights_do_not_lose_their_imaginary_parts(tmp_path, trained):
         predict(toy("conv", weights=str(tmp_path / "w.pt")))
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2]
+)
 def test_weights_that_are_no_floating_numbers_are_refused(tmp_path, trained, dtype):
     state = {name: tensor.to(dtype) for name, tensor in trained.state_dict().items()}
     torch.save(state, tmp_path / "w.pt")
@@ -219,7 +221,7 @@ def test_pickled_code_in_an_exported_network_is_never_run_unless_allowed(tmp_pat
         assert samples
         for name in archive.namelist():
             bad.writestr(name, buffer.getvalue() if name in samples else archive.read(name))
-    with pytest.raises(ModelContractError, match="cannot load|holds more than tensors"):
+    with pytest.raises(ModelContractError, match="cannot load|it calls __builtin__ getattr"):
         predict(model | {"path": str(tmp_path / "bad.pt2")})
     assert not (tmp_path / "boom").exists()
     with (

@@ -8,7 +8,7 @@ import torch
 from helpers import write_volume
 
 from beam_inference.errors import StateError
-from beam_inference.training.checkpoint import CHECKPOINT
+from beam_inference.training.checkpoint import CHECKPOINT, load_scaler
 from beam_inference.training.config import parse_training
 from beam_inference.training.trainer import train
 
@@ -150,6 +150,14 @@ FORGED = {
         put(torch.tensor(9.0), *MOMENTS, "step"),
         r"optimizer\.state\.0\.step is 9.0, after 2 steps",
     ),
+    **{
+        f"steps as {dtype}": (
+            put(torch.ones((), dtype=dtype), *MOMENTS, "step"),
+            "step is no number as PyTorch counts steps",
+        )
+        for dtype in (torch.bool, torch.uint8, torch.int8, torch.bfloat16, torch.float8_e4m3fn)
+    },
+    "steps in a list": (put(torch.ones(1), *MOMENTS, "step"), "step is no number as PyTorch"),
     "moments of no parameter": (
         put({}, "optimizer", "state", 999),
         "state of parameters that are not there",
@@ -160,6 +168,32 @@ FORGED = {
     ),
     "a scaler": (put({"scale": 1.0}, "scaler"), "its scaler of gradients is not that"),
 }
+
+
+def scaled(scale, growth_tracker=0):
+    return torch.amp.GradScaler("cpu").state_dict() | {
+        "scale": scale,
+        "_growth_tracker": growth_tracker,
+    }
+
+
+@pytest.mark.parametrize("doubled", [-3, -1, 0, 1, 2])
+def test_a_scale_that_steps_lead_to_is_taken(doubled):
+    scaler = torch.amp.GradScaler("cpu")
+    load_scaler(scaler, scaled(2.0 ** (16 + doubled)), 4000)
+    assert scaler.state_dict()["scale"] == 2.0 ** (16 + doubled)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 3e38, 1e-20, 1e300, 65537.0, 2.0**10, 2.0**17, "1"])
+def test_a_scale_that_no_steps_lead_to(scale):
+    with pytest.raises(ValueError, match="that 5 steps do not lead to"):
+        load_scaler(torch.amp.GradScaler("cpu"), scaled(scale), 5)
+
+
+@pytest.mark.parametrize("count", [-1, 2000, 1.0, True])
+def test_a_count_of_growth_that_cannot_be(count):
+    with pytest.raises(ValueError, match="do not lead to"):
+        load_scaler(torch.amp.GradScaler("cpu"), scaled(65536.0, count), 5)
 
 
 @pytest.mark.parametrize(("change", "message"), FORGED.values(), ids=FORGED)

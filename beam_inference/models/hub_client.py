@@ -1,0 +1,119 @@
+"""Bounds on what a server of Hugging Face's protocol may answer.
+
+``huggingface_hub`` keeps files under the names of commits and contents that the server states,
+holds a listing in memory whatever its length, and writes files until the disk is full.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import get_session
+
+from beam_inference.errors import ModelContractError
+
+MOST_LISTING_BYTES = 4 << 20
+"""Most bytes of an answer that is no file: one that lists 10,000 files has some 500 KB."""
+
+LISTING_SECONDS = 60.0
+"""How long such an answer may take."""
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+_CONTENT = re.compile(r'(W/)?"?\w[\w-]*"?', re.ASCII)
+
+
+def check_commit(commit: object) -> None:
+    """Check the name of a commit. Raises ModelContractError."""
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise ModelContractError(
+            f"the server names the commit {commit!a:.60}: expected 40 hex digits"
+        )
+
+
+def bound_answers(folder: Path) -> None:
+    """Bound the answers that ``huggingface_hub`` takes in this process.
+
+    Args:
+        folder: where it keeps files, which is there.
+    """
+    client = get_session()
+    hooks = client.event_hooks
+    if not any(isinstance(each, _Bounds) for each in hooks["response"]):
+        client.event_hooks = {**hooks, "response": [_Bounds(folder), *hooks["response"]]}
+
+
+class _Bounds:
+    """Checks an answer before the library sees it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, answer: httpx2.Response) -> None:
+        """Check an answer, whose body was not yet read. Raises ModelContractError."""
+        headers = answer.headers
+        if "x-repo-commit" in headers:
+            check_commit(headers["x-repo-commit"])
+        for name in ("etag", "x-linked-etag"):
+            if name in headers and not _CONTENT.fullmatch(headers[name]):
+                raise ModelContractError(f"the server names a file's content {headers[name]!a:.80}")
+        if headers.get("content-encoding", "identity") != "identity":
+            raise ModelContractError("the server packs its answer, which was not asked for")
+        if answer.request.method != "GET":
+            return
+        if answer.is_success and not answer.request.url.path.startswith("/api/"):
+            self._check_file(headers.get("content-length"))
+        else:
+            _read_listing(answer)
+
+    def _check_file(self, length: str | None) -> None:
+        """Check that a file has an end, and a place. Raises ModelContractError."""
+        if length is None:
+            raise ModelContractError("the server does not say how long a file is")
+        free = shutil.disk_usage(self._folder).free
+        if int(length) > free:
+            raise ModelContractError(f"a file has {int(length):,} bytes, and {free:,} are free")
+
+
+def _read_listing(answer: httpx2.Response) -> None:
+    """Read an answer that is no file, within bounds, and check the commit that it names."""
+    if isinstance(answer.stream, httpx2.SyncByteStream):
+        answer.stream = _Bounded(answer.stream)
+    content = answer.read()
+    try:
+        told = json.loads(content)
+    except (ValueError, RecursionError):
+        return  # which the library tells, as it does an error's page
+    if isinstance(told, dict) and answer.is_success and "sha" in told:
+        check_commit(told["sha"])
+
+
+class _Bounded(httpx2.SyncByteStream):
+    """A body that ends. It raises ModelContractError where it does not within bounds."""
+
+    def __init__(self, stream: httpx2.SyncByteStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        begin = time.monotonic()
+        seen = 0
+        for part in self._stream:
+            seen += len(part)
+            if seen > MOST_LISTING_BYTES:
+                raise ModelContractError(
+                    f"the server's listing has more than {MOST_LISTING_BYTES:,} bytes"
+                )
+            if time.monotonic() - begin > LISTING_SECONDS:
+                raise ModelContractError(
+                    f"the server's listing takes more than {LISTING_SECONDS:g} s"
+                )
+            yield part
+
+    def close(self) -> None:
+        """Close the body beneath."""
+        self._stream.close()
