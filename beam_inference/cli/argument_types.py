@@ -91,5 +91,5 @@ seed = number_type(int, lambda value: 0 <= value < 2**64, "a whole number from 0
 share = number_type(float, lambda value: 0 < value <= 1, "a share above 0 and at most 1")
 shape = triple_type(positive)
 voxel_size = triple_type(number_type(float, _is_positive, "a size in nm"))
-offset = triple_type(number_type(int, lambda _: True, "a whole number"))
+offset = triple_type(number_type(int, lambda n: abs(n) < 2**62, "a whole number below 2^62"))
 channels = triple_type(natural)

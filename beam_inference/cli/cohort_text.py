@@ -81,13 +81,18 @@ def cohort_status_values(
 ) -> Json:
     """The progress of several volumes as JSON values; None for those that were not begun."""
     known = [status for status in statuses.values() if status is not None]
+    complete = {
+        name
+        for name, status in statuses.items()
+        if status is not None and status.done == status.planned and name not in faults
+    }
     return {
         "volumes": {
             name: None if status is None else status_values(status, None, None)
             for name, status in statuses.items()
         },
         "quarantined_volumes": dict(faults),
-        "complete_volumes": sum(status.done == status.planned for status in known),
+        "complete_volumes": len(complete),
         "chunks": sum(status.planned for status in known),
         "done": sum(status.done for status in known),
         "missing": sum(status.missing for status in known),

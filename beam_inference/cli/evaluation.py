@@ -18,6 +18,7 @@ from beam_inference.cli.command import (
     add_logging,
     set_action,
 )
+from beam_inference.cli.written_files import check_page, check_result
 from beam_inference.geometry.zyx import Zyx
 
 if TYPE_CHECKING:
@@ -174,6 +175,10 @@ def evaluate(options: EvaluateOptions) -> int:
     from beam_inference.segmentation.series import read_thresholds
     from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
 
+    if options.page is not None:
+        check_page("--page", options.page)
+    if options.to is not None:
+        check_result("--to", options.to, "output")
     storage = storage_of_environment(LOCAL)
     arguments: dict[str, Any] = {
         "kind": options.kind,

@@ -18,6 +18,7 @@ from beam_inference.cli.job_options import (
     add_overrides,
     load_launched_job,
 )
+from beam_inference.cli.written_files import check_folder, check_page
 from beam_inference.errors import COMPLETE, ConfigError, StateError
 
 if TYPE_CHECKING:
@@ -144,9 +145,7 @@ def report(options: ReportOptions) -> int:
             f"report needs {' and '.join(absent)}: pip install 'beam-inference[report]'"
         )
     path = Path(options.to)
-    if path.suffix not in (".html", ".htm"):
-        raise ConfigError(f"--to {options.to}: write a name that ends with .html")
-    _check_folder_exists(options.to)
+    check_page("--to", options.to)
     from beam_inference.config.cohort import Cohort
 
     jobs = options.load_chosen()
@@ -281,10 +280,4 @@ def check_picture(path: str) -> None:
         raise ConfigError("a picture needs matplotlib: pip install 'beam-inference[demo]'")
     if not path.endswith(PICTURE_SUFFIXES):
         raise ConfigError(f"--to {path}: write a name that ends with {', '.join(PICTURE_SUFFIXES)}")
-    _check_folder_exists(path)
-
-
-def _check_folder_exists(path: str) -> None:
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"--to {path}: there is no folder {folder}")
+    check_folder("--to", path)

@@ -38,7 +38,7 @@ _MODEL_KEYS = ("normalize", "voxel_size_nm")
 _COLUMNS = ("name", *_SECTIONS, *_MODEL_KEYS, "model")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _SUFFIXES = re.compile(r"(\.ome)?\.(zarr|n5|precomputed)$")
-_BOX = re.compile(r"\s*[,\s]\s*".join([r"(-?\d+):(-?\d+)"] * 3))
+_BOX = re.compile(r"\s*[,\s]\s*".join([r"(-?\d{1,18}):(-?\d{1,18})"] * 3))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pydantic import (
     Tag,
 )
 
-from beam_inference.foreign_text import clean_text, holds_credentials
+from beam_inference.foreign_text import clean_line, clean_text, holds_credentials
 from beam_inference.geometry.origin import FARTHEST
 
 Json: TypeAlias = dict[str, Any]
@@ -100,6 +100,9 @@ WritableUrl = Annotated[str, BeforeValidator(_as_writable)]
 
 SafeText = Annotated[str, AfterValidator(clean_text)]
 """Text from elsewhere, such as an error of a user's code; a record holds it clean."""
+
+SafeLine = Annotated[str, AfterValidator(clean_line)]
+"""The same on one line, for messages."""
 
 
 class Model(BaseModel):

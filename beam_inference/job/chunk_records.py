@@ -18,6 +18,7 @@ from beam_inference.errors import StateError
 from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import delete_value
 from beam_inference.volumes.kvstores import (
+    MOST_SMALL_BYTES,
     PATIENCE_SECONDS,
     LinkGuard,
     or_else_again,
@@ -116,7 +117,7 @@ class ChunkEntries:
         """Read the records of some chunks, where there is one, in order."""
         keys = [(chunk, self._key(chunk)) for chunk in chunks]
         for _, key in keys:
-            refuse_pipe(f"{self._url}/{key}")
+            refuse_pipe(f"{self._url}/{key}", MOST_SMALL_BYTES)
         for chunk, key, reading in [(chunk, key, self._store.read(key)) for chunk, key in keys]:
             result = retry_request(
                 "read",
@@ -158,9 +159,15 @@ class ChunkEntries:
 
         def indices() -> list[int]:
             names = retry_request("list", f"{self._url}/{self._folder}", request)
-            # A killed writer leaves lock files beside the keys of a local store, and people leave
-            # copies.
-            return sorted(int(match[1]) for match in map(_CHUNK_KEY.search, names) if match)
+            # A killed writer leaves lock files beside the keys of a local store, people leave
+            # copies and folders of copies, and a store may list a name twice.
+            chunks = {int(match[1]) for match in map(_CHUNK_KEY.search, names) if match}
+            listed = set(names)
+            return sorted(
+                chunk
+                for chunk in chunks
+                if start <= chunk < stop and self._key(chunk).encode() in listed
+            )
 
         return indices
 

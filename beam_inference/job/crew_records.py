@@ -26,10 +26,12 @@ from beam_inference.errors import StateError
 from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import create_key, delete_value, replace_value
 from beam_inference.volumes.kvstores import (
+    MOST_SMALL_BYTES,
     PATIENCE_SECONDS,
     KvStore,
     LinkGuard,
     delete_folder,
+    refuse_pipe,
     retry_request,
 )
 
@@ -173,7 +175,9 @@ class CrewRecords:
         listed = self._request(
             "list", self._folder, lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
         )
-        return {int(match[1]) for match in map(_NUMBER.search, listed) if match}
+        numbers = {int(match[1]) for match in map(_NUMBER.search, listed) if match}
+        # copies may lie in folders of their own
+        return {each for each in numbers if self._key(stage, length, each).encode() in listed}
 
     def begin_once(self, name: str) -> bool:
         """Begin something that one worker does for all; whether this one is to do it."""
@@ -250,6 +254,7 @@ class CrewRecords:
         return f"{self._folder}/{stage}/{length}/{number:012d}.json"
 
     def _read(self, key: str) -> Any:
+        refuse_pipe(f"{self._url}/{key}", MOST_SMALL_BYTES)
         return self._request(
             "read", key, lambda: self._store.read(key).result(timeout=PATIENCE_SECONDS)
         )

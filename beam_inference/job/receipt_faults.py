@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 from beam_inference.config.job import OUTPUT
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.job.records import Receipt
+from beam_inference.job.records import Part, Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 
 _MOST_PARTS = 1000
@@ -31,9 +32,20 @@ def receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | None:
     for key, written in receipt.parts_by_output.items():
         due = box.coarsen(job.config.preview_scale(key))
         fault = _parts_fault([part.box for part in written], due)
+        if fault is None:
+            fault = _channels_fault(key, written, job)
         if fault is not None:
             return f"its receipt names {fault}{_of_output(key)}"
     return None
+
+
+def _channels_fault(key: str, written: Sequence[Part], job: ResolvedJob) -> str | None:
+    """How many channels parts describe, in words, if it is not as many as the output has."""
+    output = job.config.by_output.get(key)
+    if output is None:  # a preview, which makes one of several
+        return None
+    counts = {len(part.channels) for part in written} - {output.output_channels}
+    return f"{counts.pop()} channels of {output.output_channels}" if counts else None
 
 
 def _parts_fault(parts: list[BoundingBox], box: BoundingBox) -> str | None:

@@ -12,13 +12,20 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, AwareDatetime, Field
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.fields import Frozen, SafeText
+from beam_inference.config.fields import Frozen, SafeLine, SafeText
 from beam_inference.config.job import OUTPUT
 from beam_inference.errors import Stage
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.shards import MOST_SHARDS
 
 Entry = TypeVar("Entry", bound="Frozen")
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Value = Annotated[float, Field(ge=-4e38, le=4e38)]
+"""A value of an output, of which the largest are those of float32."""
+
+Seconds = Annotated[float, Field(ge=-1e11, le=1e11)]
+"""A time; one below zero where the clock was set back meanwhile."""
 
 
 def _in_utc(moment: datetime) -> datetime:
@@ -50,11 +57,11 @@ class DamagedRecord:
 class ChannelStatistics(Frozen):
     """Statistics of one channel of a chunk, as written."""
 
-    min: float
-    max: float
-    mean: float
-    zeros: int
-    nans: int
+    min: Value
+    max: Value
+    mean: Value
+    zeros: Count
+    nans: Count
 
     @classmethod
     def of(cls, channel: AnyArray) -> ChannelStatistics:
@@ -82,7 +89,7 @@ class Part(Frozen):
     """
 
     box: BoundingBox
-    crc32: int
+    crc32: Annotated[int, Field(ge=0, lt=2**32)]
     channels: list[ChannelStatistics]
 
     @classmethod
@@ -117,11 +124,11 @@ class Receipt(Frozen):
     chunk: int
     parts: list[Part]
     further_parts: dict[SafeText, list[Part]] = Field(default_factory=dict)
-    batch_size: int
-    uniform_patches: int
-    patches_beyond_bound: int = 0
-    seconds: dict[Stage, float]
-    attempts: dict[Stage, int]
+    batch_size: Count
+    uniform_patches: Count
+    patches_beyond_bound: Count = 0
+    seconds: dict[Stage, Seconds]
+    attempts: dict[Stage, Count]
     finished_at: Moment
     worker: SafeText
     launch: SafeText
@@ -165,7 +172,7 @@ class QuarantineRecord(Frozen):
     box: BoundingBox
     input_box: BoundingBox
     stage: Stage
-    cause: SafeText
+    cause: SafeLine
     attempts: int
     launch: SafeText
     fingerprint: str
@@ -181,10 +188,10 @@ class LaunchSummary(Frozen):
         summed: chunks whose patches it computed, where other launches put them together.
     """
 
-    done: int
-    skipped: int
-    quarantined: int
-    summed: int = 0
+    done: Count
+    skipped: Count
+    quarantined: Count
+    summed: Count = 0
 
 
 class ShardCount(Frozen):

@@ -55,9 +55,10 @@ from pydantic import ValidationError
 
 from beam_inference.config.fields import Frozen
 from beam_inference.config.job import JobConfig
+from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
-from beam_inference.foreign_text import clean_text
+from beam_inference.foreign_text import clean_line
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER, ChunkEntries, folders
 from beam_inference.job.crew_records import CrewRecords
 from beam_inference.job.receipt_faults import first_receipt_fault, receipt_fault
@@ -77,11 +78,13 @@ from beam_inference.job.shards import Shard
 from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.kvstores import (
     LOCAL,
+    MOST_SMALL_BYTES,
     PATIENCE_SECONDS,
     TRANSFER_SECONDS,
     delete_folder,
     local_folder,
     open_kvstore,
+    refuse_pipe,
     retry_request,
 )
 
@@ -471,7 +474,7 @@ class State:
         if text is None:
             return None
         with suppress(ValueError, KeyError, TypeError):
-            return clean_text(str(json.loads(text)["cause"]))
+            return clean_line(str(parse_json(text)["cause"]))
         return "its fault.json is damaged"
 
     def request_stop(self, launch: str) -> None:
@@ -542,6 +545,7 @@ class State:
         return self._job
 
     def _read(self, key: str) -> bytes | None:
+        refuse_pipe(f"{self.url}/{key}", MOST_SMALL_BYTES)
         result = self._request(
             "read", key, lambda: self._store.read(key).result(timeout=PATIENCE_SECONDS)
         )

@@ -90,13 +90,14 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     count = job.plan.chunks.count
     listed, sample = count_and_sample(state.receipt_indices(0, count), _SAMPLE)
     receipts, damaged = _split(state.scan_receipts(sample))
-    if listed == count > len(sample):
-        damaged = [
-            message
-            for folder in folders(count)
-            for message in _split(state.scan_receipts(range(*folder)))[1]
-        ]
     done = listed - len(damaged)
+    if listed == count:
+        done = 0
+        damaged = []
+        for folder in folders(count):
+            believed, others = _split(state.scan_receipts(range(*folder)))
+            done += len(believed)
+            damaged += others
     counted = done
     of_stage = count
     summed = None

@@ -45,7 +45,8 @@ class VerifyReport:
     def complete(self) -> bool:
         """Whether every chunk has a receipt and all that was checked is right."""
         is_different = self.recomputation is not None and bool(self.recomputation.different)
-        return self.receipts == self.chunks and not self.wrong and not is_different
+        is_whole = self.receipts == self.chunks and not self.missing_count
+        return is_whole and not self.wrong and not is_different
 
 
 def verify(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from beam_inference.beam.stage_runner import StageOutcome, check_place, run_stages
 from beam_inference.config.storage import Storage
+from beam_inference.errors import ConfigError
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.job.unfinished import warn_if_unfinished
@@ -15,6 +16,7 @@ from beam_inference.operators.level_counts import (
     describe_input,
 )
 from beam_inference.operators.level_stages import plan_level_stages
+from beam_inference.operators.levels import Levels
 from beam_inference.volumes.drafts import sweep_drafts_of_file
 from beam_inference.volumes.holes import holes_url
 from beam_inference.volumes.kvstores import (
@@ -70,6 +72,7 @@ def count_levels(
         beside=beside,
         finds_object=finds_object,
     )
+    plan.check_file()
     for each in (volume, *beside):
         warn_if_unfinished(url_of(each), storage)
     StageRecords(plan.job).begin(overwrite=overwrite or plan.begins_anew())
@@ -104,6 +107,24 @@ class LevelsPlan:
         """Whether the file is there."""
         store = open_kvstore(self.folder, self.job.storage)
         return read_key(store, self.name, self.folder) is not None
+
+    def check_file(self) -> None:
+        """Check that the file is absent, or one of levels.
+
+        Raises:
+            ConfigError: another lies there.
+            VolumeError: it cannot be read.
+        """
+        store = open_kvstore(self.folder, self.job.storage)
+        text = read_key(store, self.name, self.folder)
+        try:
+            if text is not None:
+                Levels.model_validate_json(text)
+        except ValueError:
+            raise ConfigError(
+                f"--to {self.folder}{self.name}: another file lies there, which is not one of "
+                "levels. Remove it, or write another name"
+            ) from None
 
     def begins_anew(self) -> bool:
         """Whether there is no file, and no count of this job that could go on to make it.

@@ -35,6 +35,12 @@ KvStore: TypeAlias = ts.KvStore
 LOCAL = Storage()
 """No settings: local files, and object stores as their own defaults reach them."""
 
+MOST_SMALL_BYTES = 2**26
+"""Of metadata, and of records of a state folder."""
+
+_MOST_RECORD_BYTES = 2**32
+"""Of files between stages, which hold parts of chunks."""
+
 PATIENCE_SECONDS = 90
 """How long a store may take to answer a small request."""
 TRANSFER_SECONDS = 3600
@@ -188,8 +194,12 @@ def retry_request(what: str, where: str, action: Callable[[], Value]) -> Value:
         raise WorkerFault(f"cannot {what} {where}: {one_line(error)}") from error
 
 
-def refuse_pipe(url: str) -> None:
+def refuse_pipe(url: str, most_bytes: int = _MOST_RECORD_BYTES) -> None:
     """Refuse to read what is no file: a pipe might never answer, and a device never end.
+
+    Args:
+        url: of the file, or of an object, which is not looked at.
+        most_bytes: that a file may have.
 
     Raises:
         WorkerFault: something else lies where a local file is expected, or more than fits into
@@ -198,7 +208,7 @@ def refuse_pipe(url: str) -> None:
     path = local_folder(url)
     if path is not None and (_is_pipe(path) or path.is_dir()):
         raise WorkerFault(f"cannot read {url}: it is a folder, a pipe or the like. Remove it")
-    if path is not None and _length_of(path) > _MOST_RECORD_BYTES:
+    if path is not None and _length_of(path) > most_bytes:
         raise WorkerFault(
             f"cannot read {url}: it has {_length_of(path):,} bytes, more than anything that was "
             "written there. Remove it"
@@ -299,11 +309,6 @@ def or_else_again(
     return result
 
 
-_MOST_METADATA_BYTES = 2**26
-_MOST_RECORD_BYTES = 2**32
-"""Of records, and of files between stages, which hold parts of chunks."""
-
-
 def read_key(store: KvStore, key: str, url: str) -> bytes | None:
     """The value of a key, of metadata, or None if it is absent.
 
@@ -340,10 +345,9 @@ def _check_readable(path: Path, url: str) -> None:
 
 
 def _check_length(length: int, url: str) -> None:
-    if length > _MOST_METADATA_BYTES:
+    if length > MOST_SMALL_BYTES:
         raise VolumeError(
-            f"{url} has {length:,} bytes: metadata of a volume have less than "
-            f"{_MOST_METADATA_BYTES:,}"
+            f"{url} has {length:,} bytes: metadata of a volume have less than {MOST_SMALL_BYTES:,}"
         )
 
 

@@ -40,6 +40,7 @@ from beam_inference.volumes.kvstores import (
     one_line,
     open_with,
     place_of_store,
+    read_key,
     status,
     url_of,
     with_settings,
@@ -115,6 +116,7 @@ def open_source(
     try:
         spec = with_settings(scale.spec, source.storage)
         check_records(spec, name, source.storage)
+        _check_local_metadata(spec, name)
         store = open_with(
             lambda context: ts.open(
                 spec, open=True, read=True, recheck_cached_data="open", context=context
@@ -133,6 +135,19 @@ def open_source(
         suffixes = PACKED_SUFFIXES if isinstance(volume, PackedVolume) else ()
         check_block_names(name, volume.stored_spec, suffixes)
     return volume
+
+
+def _check_local_metadata(spec: Json, name: str) -> None:
+    """Refuse a pipe in place of an array's metadata, on which TensorStore would wait for ever.
+
+    Raises:
+        VolumeError: there is one.
+        ValueError, OSError: as TensorStore, which cannot open its key-value store.
+    """
+    if spec.get("driver") == "zarr3" and "kvstore" in spec:
+        kvstore = ts.KvStore.Spec(spec["kvstore"])
+        if kvstore.to_json()["driver"] == "file":
+            read_key(ts.KvStore.open(kvstore).result(), "zarr.json", name)
 
 
 _ENCODING = re.compile(r'member "encoding": Expected one of (.+), but received: "([^"]*)"')

@@ -102,7 +102,11 @@ class RemoteFile:
             PermanentReadError: the file ends before.
             WorkerFault: the file is gone, was changed, or may not be read.
         """
-        return self._wait(self._begin(start, stop))
+        return self._wait(self._begin(start, stop), _patience(start, stop))
+
+    def read_tail(self, start: int) -> bytes:
+        """Read the few bytes from ``start`` to the end. Raises the errors of :meth:`read`."""
+        return self._wait(self._begin(start, None), PATIENCE_SECONDS)
 
     def read_parts(self, parts: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Read several parts in their order, some of them at a time.
@@ -114,10 +118,11 @@ class RemoteFile:
             The errors of :meth:`read`.
         """
         later = iter(parts)
-        pending = deque(self._begin(*part) for part in islice(later, _AT_A_TIME))
+        pending = deque((self._begin(*part), part) for part in islice(later, _AT_A_TIME))
         while pending:
-            content = self._wait(pending.popleft())
-            pending.extend(self._begin(*part) for part in islice(later, 1))
+            under_way, part = pending.popleft()
+            content = self._wait(under_way, _patience(*part))
+            pending.extend((self._begin(*part), part) for part in islice(later, 1))
             yield content
 
     def read_whole(self, most: int) -> bytes:
@@ -145,9 +150,9 @@ class RemoteFile:
     def _begin(self, start: int, stop: int | None) -> ts.Future[KvStore.ReadResult]:
         return _open(self.url, self.storage).read("", byte_range=slice(start, stop))
 
-    def _wait(self, future: ts.Future[KvStore.ReadResult]) -> bytes:
+    def _wait(self, future: ts.Future[KvStore.ReadResult], patience: float) -> bytes:
         try:
-            return self._content(future.result(timeout=TRANSFER_SECONDS))
+            return self._content(future.result(timeout=patience))
         except (ValueError, OSError) as error:
             raise self._error(error) from error
 
@@ -160,6 +165,12 @@ class RemoteFile:
 
     def _error(self, error: Exception) -> BeamInferenceError:
         return read_error(error, str(self))
+
+
+def _patience(start: int, stop: int | None) -> float:
+    """How long some bytes may take: few of them no longer than any small answer."""
+    is_small = stop is not None and stop - start <= _TAIL_BYTES
+    return PATIENCE_SECONDS if is_small else TRANSFER_SECONDS
 
 
 def find_remote_file(url: str, storage: Storage) -> RemoteFile:
@@ -214,7 +225,7 @@ def _count_bytes(file: RemoteFile) -> int:
             held = middle
         else:
             beyond = middle
-    return held + len(file.read(held, None))
+    return held + len(file.read_tail(held))
 
 
 @functools.lru_cache(maxsize=_KEPT_BUFFERS)
@@ -224,7 +235,7 @@ def _read_kept(file: RemoteFile, number: int) -> bytes:
     try:
         return file.read(start, start + BUFFER_BYTES)
     except PermanentReadError:  # mostly because it ends before
-        return file.read(start, None) if file.holds(start) else b""
+        return file.read_tail(start) if file.holds(start) else b""
 
 
 class _Stream(io.RawIOBase):

@@ -159,3 +159,26 @@ def test_damaged_and_missing_receipts_are_done_again(
     receipts[7].unlink()
     assert main(["run", path]) == 0
     assert main(["verify", path, "--deep"]) == 0
+
+
+def test_receipts_in_folders_of_their_own_do_not_count(
+    job: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = job()
+    assert main(["run", path]) == 0
+    before = files_of(tmp_path / "out")
+    receipts = sorted((tmp_path / "out/_beam_inference/receipts").rglob("*.json"))
+    folder = receipts[3].parent / f"{receipts[3].stem}.d"
+    folder.mkdir()
+    (folder / receipts[4].name).write_bytes(receipts[4].read_bytes())
+    for named in receipts[5:7]:
+        named.rename(folder / named.name)
+    capsys.readouterr()
+    assert main(["status", path]) == 0
+    assert "16 of 18 chunks done" in capsys.readouterr().out
+    assert main(["verify", path]) == 1
+    assert "missing: 2 chunks: 5, 6" in capsys.readouterr().out
+    assert main(["run", path]) == 0
+    assert "(2 by this launch)" in capsys.readouterr().out
+    assert main(["verify", path, "--deep"]) == 0
+    assert files_of(tmp_path / "out") == before

@@ -109,6 +109,17 @@ def test_a_writer_that_was_killed_leaves_no_receipt(state, tmp_path):
     assert list(state.receipt_indices(0, 100)) == [1]
 
 
+def test_receipts_in_folders_of_their_own_are_not_listed(state, tmp_path):
+    state.write_receipt(receipt(1))
+    folder = receipts_folder(tmp_path)
+    text = (folder / "000000000001.json").read_bytes()
+    for place in ("000000000001.d/000000000002.json", "000000000001.d/000000000001.json"):
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_bytes(text)
+    assert list(state.receipt_indices(0, 100)) == [1]
+    assert state.count_receipts(0, 100) == 1
+
+
 def test_a_damaged_receipt_is_named(state, tmp_path):
     state.write_receipt(receipt(1))
     path = receipts_folder(tmp_path) / "000000000001.json"
