@@ -19,6 +19,9 @@ MOST_VALUES = 200_000
 LONGEST_NUMBER = 1000
 """Most characters of a number: those to the base of 60, such as 1:30:00, take long to compute."""
 
+_LARGEST_KEY = 2**60
+"""Integers below it are their own hashes: many larger ones of one hash would take long to keep."""
+
 DEEPEST = 64
 """Most levels of values inside values."""
 
@@ -105,6 +108,8 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if isinstance(key, int) and abs(key) >= _LARGEST_KEY:
+                raise ConfigError(f"line {_line(key_node)}: {shorten_value(key)} is no key")
             name = key if isinstance(key, str) else shorten_value(key)
             if name in seen:
                 raise ConfigError(f"the key '{name}' is given twice (line {_line(key_node)})")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import tensorstore as ts
@@ -18,6 +19,7 @@ import tensorstore as ts
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, VolumeError, WorkerFault
 from beam_inference.job.state import STATE_FOLDER
+from beam_inference.volumes.block_names import is_like_block
 from beam_inference.volumes.detection import StoredVolume, json_object, volume_at
 from beam_inference.volumes.drafts import file_of_draft
 from beam_inference.volumes.kvstores import (
@@ -30,6 +32,7 @@ from beam_inference.volumes.kvstores import (
     open_kvstore,
     retry_request,
 )
+from beam_inference.volumes.packed_blocks import PACKED_SUFFIXES
 
 _METADATA = {
     "neuroglancer_precomputed": ("provenance", "info"),
@@ -46,6 +49,9 @@ _BLOCKS = {
     "n5": re.compile(r"\d+/?"),
 }
 """Names of blocks, and of folders of blocks, beside the metadata of a single array."""
+_OF_ARRAYS = frozenset({"zarr.json", ".zarray", ".zattrs", "attributes.json"})
+"""Metadata in the folder of an array."""
+
 _NAMES_IN_MESSAGE = 5
 
 
@@ -128,8 +134,10 @@ def plan_replacement(url: str, storage: Storage, further: Iterable[str] = ()) ->
     folders = [f"{STATE_FOLDER}/", *(name for name in further if name.endswith("/"))]
     metadata = tuple(name for name in further if not name.endswith("/"))
     blocks = None
+    scales: list[str] = []
     if stored is not None:
-        folders += _folders(stored, url, storage)
+        scales = _folders(stored, url, storage)
+        folders += scales
         metadata += _METADATA.get(stored.driver, ())
         blocks = _BLOCKS.get(stored.driver)
     others = _names_beside(url, storage, [*folders, *metadata])
@@ -138,6 +146,8 @@ def plan_replacement(url: str, storage: Storage, further: Iterable[str] = ()) ->
     foreign = sorted(
         name for name in set(others) - of_volume if file_of_draft(name) not in of_volume
     )
+    of_blocks = [*scales, *(name for name in owned if name.endswith("/"))]
+    foreign += islice(_foreign_in(url, of_blocks), _NAMES_IN_MESSAGE + 1)
     if foreign:
         named = ", ".join(foreign[:_NAMES_IN_MESSAGE])
         more = (
@@ -175,6 +185,21 @@ def _folders(stored: StoredVolume, url: str, storage: Storage) -> list[str]:
                 "Choose another place, or remove what is there yourself."
             )
     return [f"{path}/" for path in paths]
+
+
+def _foreign_in(url: str, folders: Iterable[str]) -> Iterator[str]:
+    """Paths of files in local folders of blocks that are neither blocks nor their metadata."""
+    root = local_folder(url)
+    for folder in folders if root is not None else ():
+        top = f"{root}/{folder}"
+        for place, _, names in os.walk(top):
+            below = place.removeprefix(top).strip("/")
+            for name in names:
+                path = f"{below}/{name}" if below else name
+                is_draft = file_of_draft(name) is not None
+                is_known = name in _OF_ARRAYS or is_like_block(path, PACKED_SUFFIXES)
+                if not is_known and not is_draft:
+                    yield f"{folder}{path}"
 
 
 def _names_beside(url: str, storage: Storage, known: Sequence[str]) -> list[str]:

@@ -125,6 +125,7 @@ def test_what_a_job_of_several_volumes_cannot_have(tmp_path, sections, message):
         ("input,output\na\n", "row 2: 1 cells, the header has 2"),
         ('input\n"a\n', "is no CSV"),
         ("input,roi\na,0:3\n", "roi: expected z0:z1,y0:y1,x0:x1; found 0:3"),
+        (f'input,roi\na,"0:{"9" * 5000},0:1,0:1"\n', "roi: expected z0:z1,y0:y1,x0:x1"),
         ("input,input.channel\na,[\n", r"row 2: input\.channel"),
     ],
 )

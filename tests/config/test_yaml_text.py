@@ -29,6 +29,8 @@ def repeated(times):
         ("a: &a [*a]", "line 1: a value holds itself"),
         ("a: &a {b: *a}", "line 1: a value holds itself"),
         ("a: &a [1]\n" + "b: *a\nb: *a\n", r"'b' is given twice \(line 3\)"),
+        ("a: 1\n1152921504606846976: 1", "line 2: 1152921504606846976 is no key"),
+        ("-0x1000000000000000: 1", "line 1: -1152921504606846976 is no key"),
         (repeated(MOST_VALUES // 100), f"line 2: it holds more than {MOST_VALUES:,} values"),
         ("#" * (MOST_CHARACTERS + 1), "1,048,577 characters"),
         ("a: " + "9" * 5000, "line 1: a number of 5,000 characters"),

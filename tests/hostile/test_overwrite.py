@@ -247,3 +247,27 @@ def test_the_volume_that_a_resampled_one_is_like_is_not_replaced(tmp_path, capsy
     assert main([*words, "--overwrite"]) == 2
     assert "is to stay" in capsys.readouterr().err
     np.testing.assert_array_equal(read_volume(tmp_path / "in")[0], SMALL)
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_notes_in_the_folder_of_a_scale_are_kept(format, source, tmp_path, capsys):
+    write_volume(tmp_path / "v", LARGE, format=format)
+    folders = {path.parent for path in (tmp_path / "v").rglob("*") if path.is_file()}
+    (max(folders, key=lambda folder: len(folder.parts)) / "notes.txt").write_text("keep")
+    before = files(tmp_path / "v")
+    assert convert(source, tmp_path / "v", f"--format={format}", "--overwrite") != 0
+    assert "notes.txt" in capsys.readouterr().err
+    assert files(tmp_path / "v") == before
+
+
+def test_a_folder_that_metadata_call_a_scale_is_looked_at(source, tmp_path, capsys):
+    write_volume(tmp_path / "v", LARGE)
+    info = json.loads((tmp_path / "v" / "info").read_text())
+    info["scales"].append(info["scales"][0] | {"key": "notes/of/mine"})
+    (tmp_path / "v" / "info").write_text(json.dumps(info))
+    (tmp_path / "v" / "notes" / "of" / "mine").mkdir(parents=True)
+    for number in range(9):
+        (tmp_path / "v" / "notes" / "of" / "mine" / f"{number}.txt").write_text("keep")
+    assert convert(source, tmp_path / "v", "--overwrite") != 0
+    assert "notes/of/mine/" in capsys.readouterr().err
+    assert len(list((tmp_path / "v" / "notes" / "of" / "mine").iterdir())) == 9

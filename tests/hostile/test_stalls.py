@@ -7,9 +7,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ import pytest
 from helpers import write_volume
 
 from beam_inference.cli.main import main
-from beam_inference.errors import StalledReadError, WorkerFault
+from beam_inference.errors import StalledReadError, TransientReadError, WorkerFault
+from beam_inference.volumes import remote_files
+from beam_inference.volumes.kvstores import LOCAL
 from beam_inference.volumes.opening import open_volume
 
 
@@ -59,6 +62,40 @@ def test_a_store_that_hangs_ends_the_launch(
     out = capsys.readouterr().out
     assert "Is the store still there?" in out
     assert "Traceback" not in out
+
+
+class _Drips(BaseHTTPRequestHandler):
+    """Sends the first byte of a file at once, and the others one by one."""
+
+    def do_GET(self) -> None:
+        start, _, stop = self.headers["Range"].removeprefix("bytes=").partition("-")
+        last = min(int(stop or 49_999), 49_999)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{last}/50000")
+        self.send_header("Content-Length", str(last + 1 - int(start)))
+        self.send_header("ETag", '"one"')
+        self.end_headers()
+        with suppress(OSError):  # once nobody waits any more
+            for _ in range(int(start), last + 1):
+                self.wfile.write(b" ")
+                time.sleep(0.05 if last > int(start) else 0)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+def test_a_server_that_sends_byte_after_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_files, "PATIENCE_SECONDS", 0.3)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Drips) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        file = remote_files.find_remote_file(f"http://127.0.0.1:{server.server_port}/a", LOCAL)
+        with pytest.raises(TransientReadError, match="no answer in time"):
+            file.read(0, 100)
+        with pytest.raises(TransientReadError, match="no answer in time"):
+            file.read_tail(100)
+        server.shutdown()
 
 
 def test_row_277_an_input_block_that_is_a_pipe(job: Callable[..., str], tmp_path: Path) -> None:

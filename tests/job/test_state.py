@@ -12,6 +12,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.records import (
     ChannelStatistics,
+    DamagedRecord,
     LaunchSummary,
     Part,
     QuarantineRecord,
@@ -21,6 +22,8 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.runs import missing_runs
 from beam_inference.job.state import State, StopRequest
 from beam_inference.volumes.kvstores import open_kvstore
+
+CHANNEL = ChannelStatistics(min=0, max=1, mean=0.5, zeros=1, nans=0)
 
 
 def receipt(chunk, job=None, **changes):
@@ -35,7 +38,7 @@ def receipt(chunk, job=None, **changes):
                     else BoundingBox((0,) * 3, (1,) * 3)
                 ),
                 crc32=7,
-                channels=[ChannelStatistics(min=0, max=1, mean=0.5, zeros=1, nans=0)],
+                channels=[CHANNEL],
             )
         ],
         "batch_size": 1,
@@ -118,6 +121,52 @@ def test_receipts_in_folders_of_their_own_are_not_listed(state, tmp_path):
         (folder / place).write_bytes(text)
     assert list(state.receipt_indices(0, 100)) == [1]
     assert state.count_receipts(0, 100) == 1
+
+
+def part(**changes):
+    """The part of chunk 1, with what cannot be."""
+    values = {"box": resolved().plan.chunks.core_box(1), "crc32": 7, "channels": [CHANNEL]}
+    return {"parts": [Part.model_construct(**values | changes)]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"batch_size": -1}, id="batch"),
+        pytest.param({"uniform_patches": -1}, id="patches"),
+        pytest.param({"patches_beyond_bound": 10**400}, id="bound"),
+        pytest.param({"seconds": {"read": 1e308}}, id="seconds"),
+        pytest.param({"attempts": {"read": -1}}, id="attempts"),
+        pytest.param(part(crc32=-1), id="crc32"),
+        pytest.param(part(channels=[]), id="no channels"),
+        pytest.param(part(channels=[CHANNEL] * 2), id="more channels"),
+    ],
+)
+def test_a_receipt_of_figures_that_no_launch_writes_is_damaged(state, changes):
+    state.write_receipt(receipt(1).model_copy(update=changes))
+    [damaged] = state.scan_receipts([1])
+    assert isinstance(damaged, DamagedRecord)
+
+
+def test_a_record_of_gigabytes_that_takes_no_room_on_the_disk(state, tmp_path):
+    state.write_receipt(receipt(1))
+    with (receipts_folder(tmp_path) / "000000000001.json").open("r+b") as file:
+        file.truncate(3 << 30)
+    with pytest.raises(WorkerFault, match="it has 3,221,225,472 bytes, more than anything"):
+        list(state.scan_receipts([1]))
+    (tmp_path / "state" / "shards.json").touch()
+    with (tmp_path / "state" / "shards.json").open("r+b") as file:
+        file.truncate(3 << 30)
+    with pytest.raises(WorkerFault, match="it has 3,221,225,472 bytes, more than anything"):
+        state.read_shard_count()
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"{}", b"[]", b"\xff", b""])
+def test_a_damaged_fault(state, tmp_path, text):
+    state.write_fault("cannot be opened\nERROR by itself")
+    assert state.read_fault() == "cannot be opened ERROR by itself"
+    (tmp_path / "state" / "fault.json").write_bytes(text)
+    assert state.read_fault() == "its fault.json is damaged"
 
 
 def test_a_damaged_receipt_is_named(state, tmp_path):

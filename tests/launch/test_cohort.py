@@ -98,6 +98,7 @@ def test_a_new_or_changed_row_touches_no_other(write, tmp_path, capsys):
     assert "volume b: " in out
     assert "belongs to another job" in out
     assert fingerprints(tmp_path) == all_before
+    assert "2 of 3 volumes complete" in printed(capsys, "status", path)
     np.testing.assert_array_equal(read_volume(tmp_path / "out" / "a"), before)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 
 import numpy as np
 import pytest
@@ -42,6 +43,20 @@ def transformations(scale, translation=None):
 
 def origins(*arguments, **keys):
     return [each.origin for each in scales_of_group(group(*arguments, **keys), "em")]
+
+
+def test_a_pipe_in_place_of_an_array_s_metadata(tmp_path):
+    write_volume(tmp_path / "em", np.ones((8, 8, 8), np.uint8), format="zarr3")
+    (tmp_path / "group").mkdir()
+    (tmp_path / "em").rename(tmp_path / "group" / "0")
+    attributes = {"zarr_format": 3, "node_type": "group", "attributes": group([(SIZE,)])}
+    (tmp_path / "group" / "zarr.json").write_text(json.dumps(attributes))
+    assert open_volume(f"file://{tmp_path}/group").bounds.shape == (8, 8, 8)
+    metadata = tmp_path / "group" / "0" / "zarr.json"
+    metadata.unlink()
+    os.mkfifo(metadata)
+    with pytest.raises(VolumeError, match="zarr.json is no file, but a pipe"):
+        open_volume(f"file://{tmp_path}/group")
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])

@@ -1,0 +1,84 @@
+"""Files beside the output: none of anybody else's is replaced."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import write_volume
+
+from beam_inference.cli.main import main
+from beam_inference.cli.written_files import check_page, check_result
+from beam_inference.errors import ConfigError
+
+PAGE = '<!DOCTYPE html><meta name="generator" content="beam-inference">'
+
+
+@pytest.mark.parametrize("content", [None, PAGE])
+def test_a_page_of_ours_is_replaced(tmp_path, content):
+    if content is not None:
+        (tmp_path / "a.html").write_text(content)
+    check_page("--page", str(tmp_path / "a.html"))
+
+
+@pytest.mark.parametrize("content", ["", "<!DOCTYPE html>", "{}"])
+def test_another_page_is_not(tmp_path, content):
+    (tmp_path / "a.html").write_text(content)
+    with pytest.raises(ConfigError, match="--page .*a.html: another file lies there"):
+        check_page("--page", str(tmp_path / "a.html"))
+
+
+@pytest.mark.parametrize("content", [None, '{"output": "a"}'])
+def test_a_result_of_ours_is_replaced(tmp_path, content):
+    if content is not None:
+        (tmp_path / "a.json").write_text(content)
+    check_result("--to", str(tmp_path / "a.json"), "output")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "[" * 100_000, '{"scales": []}'])
+def test_another_result_is_not(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(ConfigError, match="--to .*a.json: another file lies there"):
+        check_result("--to", str(tmp_path / "a.json"), "output")
+
+
+def test_names_and_folders_are_checked(tmp_path):
+    with pytest.raises(ConfigError, match="write a name that ends with .html"):
+        check_page("--page", str(tmp_path / "page"))
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_result("--to", str(tmp_path / "absent" / "a.json"), "output")
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(ConfigError, match="another file lies there"):
+        check_page("--page", str(tmp_path / "folder.html"))
+
+
+@pytest.fixture
+def labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ids = np.ones((8, 8, 8), np.uint64)
+    write_volume(tmp_path / "objects", ids)
+    write_volume(tmp_path / "labels", ids)
+    return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "objects", "labels", "--to", "objects/info"],
+        ["evaluate", "objects", "labels", "--page", "objects/info"],
+        ["levels", "objects", "--to", "objects/info"],
+        ["levels", "objects", "--to", "objects/info", "--overwrite"],
+    ],
+)
+def test_metadata_of_a_volume_are_not_replaced(labels, tmp_path, words, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.count("error: ") == 1
+    assert labels == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_what_evaluate_wrote_is_written_again(labels, tmp_path):
+    words = ["evaluate", "objects", "labels", "--to", "a.json", "--page", "a.html"]
+    assert main(words) == 0
+    first = (tmp_path / "a.json").read_bytes()
+    assert main(words) == 0
+    assert (tmp_path / "a.json").read_bytes() == first
+    assert "output" in json.loads(first)
