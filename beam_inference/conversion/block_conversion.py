@@ -30,7 +30,7 @@ from beam_inference.conversion.options import (
 )
 from beam_inference.conversion.protocol import Source
 from beam_inference.conversion.resampled import ResampledSource
-from beam_inference.errors import ConfigError, StateError
+from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import NO_REST, pad_to_zero
@@ -276,7 +276,11 @@ def _check_spec(spec: OutputSpec, source_path: str, options: ConversionOptions) 
         )
     check_output(spec)
     # TensorStore refuses some volumes only when they are created: create one in memory.
-    create_output(replace(spec, url=f"memory://{uuid.uuid4().hex}/"))
+    place = f"memory://{uuid.uuid4().hex}"
+    try:
+        create_output(replace(spec, url=f"{place}/"))
+    except VolumeError as error:
+        raise VolumeError(str(error).replace(place, spec.url.rstrip("/"))) from None
 
 
 def _check_scratch_space(task: CopyBlocks, flags: tuple[str, ...]) -> None:

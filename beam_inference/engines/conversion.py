@@ -70,7 +70,8 @@ def quiet_conversion(engine: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise EngineError(
-            f"inference.engine: {engine} cannot take this network: {reason}. Write engine: torch."
+            f"inference.engine: {engine} cannot take this network: {reason}. Write engine: "
+            "torch, if the network is PyTorch's."
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):

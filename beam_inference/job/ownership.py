@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorstore as ts
 from pydantic import ValidationError
 
-from beam_inference.config.fields import Frozen
+from beam_inference.config.fields import Frozen, SafeLine
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -36,7 +36,7 @@ class Owner(Frozen):
         state_url: its state folder; None if that lies in the output, where it may be moved.
     """
 
-    fingerprint: str
+    fingerprint: SafeLine
     roi: BoundingBox
     state_url: str | None
 
