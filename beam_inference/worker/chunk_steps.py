@@ -153,7 +153,9 @@ class ChunkSteps:
         work = plan.work(index)
         output = self.device.infer(index, read, work, postprocessing.device_encoding)
         core_box = plan.chunks.core_box(index)
-        arrays = postprocessing.finish(output.array, work.core_box, core_box)
+        arrays = self.pace.measure(
+            "postprocess", postprocessing.finish, output.array, work.core_box, core_box
+        )
         return CoreOutput(arrays, output.read_bytes, output.effort)
 
     def write(self, index: int, box: BoundingBox, arrays: Sequence[AnyArray]) -> WrittenBox:

@@ -113,7 +113,7 @@ class Pace:
 
     def measure(
         self,
-        stage: Literal["claim", "read", "infer", "write"],
+        stage: Literal["claim", "read", "infer", "postprocess", "write"],
         action: Callable[Arguments, Value],
         *arguments: Arguments.args,
         **keywords: Arguments.kwargs,
@@ -133,10 +133,15 @@ class Pace:
         find out.
         """
         seconds = self._means.get(stage)
-        computing = self._means.get("infer")
-        if seconds is None or computing is None:
+        if seconds is None or "infer" not in self._means:
             return self.depth
+        computing = self._chunk_computing()
         return max(1, min(self.depth, math.ceil(_RESERVE * seconds / max(computing, 1e-6))))
+
+    def _chunk_computing(self) -> float:
+        """Seconds of a chunk on the device, and of what makes it fit to be written."""
+        infer = self._means.get("infer", self._chunk_seconds)
+        return infer + self._means.get("postprocess", 0.0)
 
     def suitable_stretches(self, length: int) -> int:
         """How many stretches of chunks are to be begun while another one is computed.
@@ -153,7 +158,7 @@ class Pace:
             return 1
         claim = means["claim"]
         waiting = 3 * claim + means.get("read", claim) + means.get("write", claim)
-        computing = max(length * means.get("infer", self._chunk_seconds), 1e-6)
+        computing = max(length * self._chunk_computing(), 1e-6)
         if waiting <= _SMALL_SHARE * computing:
             return 0
         return min(MOST_STRETCHES, math.ceil(_RESERVE * waiting / computing))

@@ -13,6 +13,7 @@ import yaml
 from helpers import job_values, read_volume, truncated, write_volume
 
 from beam_inference.cli.main import main
+from beam_inference.volumes.drafts import file_of_draft
 
 LEVELS = "levels in --to levels.json"
 OBJECTS = "components map objects --threshold 0.5 --chunk_shape 16x16x16"
@@ -118,7 +119,7 @@ def test_commands_on_one_job_ask_for_a_step(write, capsys):
     path = write(map=job("in", "map"), objects=OBJECTS)
     for words in [("tasks", path), ("prepare", path, "--shards", "2"), ("report", path)]:
         assert "name it with --step, one of map" in refused(capsys, *words)
-    assert "--suggest and --calibrate" in refused(capsys, "plan", path, "--suggest")
+    assert "--suggest, --calibrate and flags" in refused(capsys, "plan", path, "--suggest")
     assert "--recompute is for one job" in refused(capsys, "verify", path, "--recompute", "1")
     assert main(["run", path]) == 0
     assert printed(capsys, "tasks", path, "--step", "map").count("done") == 3
@@ -165,13 +166,14 @@ def start(path):
 
 
 def results(folder):
-    """The files of volumes, of their tables and levels, but no records or metadata."""
+    """The files of volumes, of their tables and levels, but no records, metadata or drafts."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     return {
         str(file.relative_to(folder)): file.read_bytes()
         for file in files
         if "_beam_inference" not in file.parts
         and file.name not in ("info", "provenance", "steps.yaml")
+        and file_of_draft(file.name) is None
     }
 
 

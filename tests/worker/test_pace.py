@@ -54,3 +54,14 @@ def test_half_as_much_again_is_covered(seconds, needed, monkeypatch):
     pace.measure("read", lambda: None)
     pace.measure("infer", lambda: None)
     assert pace.suitable_depth("read") == needed
+
+
+@pytest.mark.parametrize(("postprocess", "stretches"), [(0.0, 15), (0.9, 2)])
+def test_operators_after_the_network_are_computed_meanwhile(postprocess, stretches, monkeypatch):
+    """Else a worker would claim what others could do."""
+    pace = Pace(8)
+    clock = iter([0.0, 0.2, 0.0, 0.1, 0.0, postprocess])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    for stage in ("claim", "infer", "postprocess"):
+        pace.measure(stage, lambda: None)
+    assert pace.suitable_stretches(1) == stretches
