@@ -142,10 +142,60 @@ class StandardStep(_Step):
         return _list_lengths(self.standard, "mean", "std")
 
 
+class SectionMoments(Model):
+    """A mean and a standard deviation of each section along z, from ``start`` on.
+
+    A section whose deviation is 0 is 0 throughout.
+    """
+
+    start: Integer
+    mean: list[FiniteFloat]
+    std: list[NonNegativeFloat]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"mean is of {len(self.mean)} sections, and std of {len(self.std)}")
+        return self
+
+    @property
+    def count(self) -> int:
+        """Number of sections."""
+        return len(self.mean)
+
+
+class SectionStandardStep(_Step):
+    """``(value - mean) / std``, of each section along z."""
+
+    standard: SectionMoments
+
+
+class SectionLimits(Model):
+    """Lowest and highest value of each section along z, from ``start`` on."""
+
+    start: Integer
+    limits: list[Range]
+
+    @property
+    def count(self) -> int:
+        """Number of sections."""
+        return len(self.limits)
+
+
+class SectionClipStep(_Step):
+    """Values beyond two limits of their section become these."""
+
+    clip: SectionLimits
+
+
 class Statistics(Model):
     """Numbers of each channel, that a levels file holds."""
 
     levels: Url = Field(description="a file that beam-inference levels has made of the input")
+    by: Literal["volume", "section"] = Field(
+        "volume",
+        description="values of the whole, or of each section along z (all channels together)",
+    )
     of: Literal["volume", "nonzero_box", "object", "nonzero"] = Field(
         "volume",
         description=(
@@ -154,6 +204,15 @@ class Statistics(Model):
             "alone"
         ),
     )
+
+    @model_validator(mode="after")
+    def _check_by(self) -> Self:
+        if self.by == "section" and self.of != "volume":
+            raise ValueError(
+                f"of: {self.of} is not known by section: a levels file holds the levels of whole "
+                "sections. Remove of, or by"
+            )
+        return self
 
     @property
     def changed_alone(self) -> Literal["object", "nonzero"] | None:
@@ -303,12 +362,13 @@ _KINDS_BY_KEY = {
         "levels": "levelsstandardstep",
         "by": "patchstandardstep",
         "of": "insidestandardstep",
+        "start": "sectionstandardstep",
         "": "standardstep",
     },
     "rescale": {"": "rescalestep"},
     "scale": {"": "affinestep"},
     "offset": {"": "affinestep"},
-    "clip": {"levels": "quantileclipstep", "": "clipstep"},
+    "clip": {"levels": "quantileclipstep", "start": "sectionclipstep", "": "clipstep"},
 }
 """Kinds of steps by a key of theirs, and by a key of what that holds."""
 
@@ -321,14 +381,16 @@ def _check_step(value: object) -> object:
         raise ValueError(
             f"{shorten_value(value)} is no step: each is one of {{clip: [low, high]}}, "
             "{clip: {levels: FILE, low: …, high: …}}, {scale: …, offset: …}, {rescale: {levels: "
-            "FILE, low: …, high: …}}, {standard: {mean: …, std: …}}, {standard: {levels: FILE}} "
-            "and {standard: {by: patch}}"
+            "FILE, low: …, high: …}}, {standard: {mean: …, std: …}}, {standard: {levels: FILE}}, "
+            "the same with by: section beside levels, and {standard: {by: patch}}"
         )
     return value
 
 
+SectionStep: TypeAlias = SectionStandardStep | SectionClipStep
+"""A step whose numbers are known, others for each section."""
 DefiniteStep: TypeAlias = (
-    ClipStep | AffineStep | StandardStep | InsideStandardStep | PatchStandardStep
+    ClipStep | AffineStep | StandardStep | InsideStandardStep | PatchStandardStep | SectionStep
 )
 """A step whose numbers are known, or follow from a patch."""
 LevelsStep: TypeAlias = QuantileClipStep | RescaleStep | LevelsStandardStep
@@ -342,6 +404,8 @@ _Definite = (
     | Annotated[StandardStep, Tag("standardstep")]
     | Annotated[InsideStandardStep, Tag("insidestandardstep")]
     | Annotated[PatchStandardStep, Tag("patchstandardstep")]
+    | Annotated[SectionStandardStep, Tag("sectionstandardstep")]
+    | Annotated[SectionClipStep, Tag("sectionclipstep")]
 )
 
 DefiniteSteps = tuple[Annotated[_Definite, Discriminator(_step_kind)], ...]
@@ -392,6 +456,22 @@ def object_steps(normalize: object) -> list[InsideStandardStep]:
     """The steps of a normalisation that change the inside of an object alone."""
     steps = normalize if isinstance(normalize, tuple) else ()
     return [step for step in steps if is_of_object(step)]
+
+
+def section_steps(normalize: object) -> list[SectionMoments | SectionLimits]:
+    """What the steps of a normalisation hold that have numbers of each section."""
+    steps = normalize if isinstance(normalize, tuple) else ()
+    return [
+        step.standard if isinstance(step, SectionStandardStep) else step.clip
+        for step in steps
+        if isinstance(step, SectionStandardStep | SectionClipStep)
+    ]
+
+
+def depends_on_place(normalize: object) -> bool:
+    """Whether a normalisation changes a voxel by where it lies in its volume."""
+    is_by_step = bool(object_steps(normalize) or section_steps(normalize))
+    return isinstance(normalize, Sections) or is_by_step
 
 
 def is_of_object(step: Step) -> TypeGuard[InsideStandardStep]:
@@ -477,8 +557,10 @@ def check_listed(steps: Sequence[Step], channels: int) -> None:
 
 def check_undone(normalize: Normalize, input_channels: int, output_channels: int) -> None:
     """Refuse to undo what depends on sections, or on other channels than there are. ValueError."""
-    if isinstance(normalize, Sections) or (
-        isinstance(normalize, FromLevels) and normalize.by == "section"
+    if (
+        isinstance(normalize, Sections)
+        or (isinstance(normalize, FromLevels) and normalize.by == "section")
+        or (isinstance(normalize, tuple) and any(map(_is_by_section, normalize)))
     ):
         raise ValueError(
             "denormalize cannot undo what is done by section: normalise by the whole volume"
@@ -493,6 +575,13 @@ def check_undone(normalize: Normalize, input_channels: int, output_channels: int
             f"denormalize undoes the steps of each channel, but input_channels is {input_channels} "
             f"and output_channels {output_channels}: they must be equal"
         )
+
+
+def _is_by_section(step: Step) -> bool:
+    taken = statistics_of(step)
+    return isinstance(step, SectionStandardStep | SectionClipStep) or (
+        taken is not None and taken.by == "section"
+    )
 
 
 def _is_inside_alone(step: Step) -> bool:

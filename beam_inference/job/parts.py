@@ -33,7 +33,7 @@ from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import AnyNormalization, Normalization, unit
 from beam_inference.operators.normalize_steps import (
     StepwiseNormalization,
-    normalize_inside,
+    normalize_by_place,
     split_steps,
 )
 from beam_inference.volumes.further_input import fit_to_input
@@ -228,8 +228,8 @@ def cutout(config: DefiniteConfig, volume: InputVolume, box: BoundingBox) -> Any
 
     Returns:
         Array (C, Z, Y, X): stored values, in the volume's dtype. With levels by section they are
-        normalised already, in float32; and so they are by the steps up to the last one that changes
-        the inside of an object alone.
+        normalised already, in float32; and so they are by the steps up to the last one that has
+        numbers of each section, or changes the inside of an object alone.
 
     Raises:
         TransientReadError, PermanentReadError: see
@@ -242,10 +242,13 @@ def cutout(config: DefiniteConfig, volume: InputVolume, box: BoundingBox) -> Any
     array = volume.cutout(box, fill, value, config.job.timeouts.read)
     if isinstance(normalize, Sections):
         return by_section(array, source_sections(box, volume.bounds, fill), normalize)
-    if volume.inside is not None and isinstance(normalize, tuple):
-        inside = volume.inside.cutout(box, fill, 0.0, config.job.timeouts.read)
-        return normalize_inside(array, inside[0], split_steps(normalize)[0])
-    return array
+    steps = split_steps(normalize)[0] if isinstance(normalize, tuple) else ()
+    if not steps:
+        return array
+    inside = None
+    if volume.inside is not None:
+        inside = volume.inside.cutout(box, fill, 0.0, config.job.timeouts.read)[0]
+    return normalize_by_place(array, inside, source_sections(box, volume.bounds, fill), steps)
 
 
 def normalization(config: DefiniteConfig, dtype: AnyDtype) -> AnyNormalization:

@@ -13,9 +13,11 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, JobConfig, network_keys
 from beam_inference.config.normalize import (
     InsideStandardStep,
+    SectionLimits,
     Sections,
     holes_of,
     is_of_object,
+    section_steps,
 )
 from beam_inference.config.operators import Operator
 from beam_inference.errors import ConfigError, StateError
@@ -148,7 +150,10 @@ def check_halos(operators: Sequence[Operator], bounds: BoundingBox) -> None:
 
 def check_sections(normalize: DefiniteNormalize, volume: InputVolume) -> None:
     """Refuse levels by section that do not cover the input's sections, or are of others."""
-    if not isinstance(normalize, Sections):
+    every = section_steps(normalize)
+    if isinstance(normalize, Sections):
+        every = [SectionLimits(start=normalize.start, limits=normalize.levels)]
+    if not every:
         return
     if volume.resampling is not None and not volume.resampling.axes[0].is_identity:
         raise ConfigError(
@@ -156,13 +161,14 @@ def check_sections(normalize: DefiniteNormalize, volume: InputVolume) -> None:
             "sections of them: normalise by the whole volume (by: volume), or resample to the "
             "stored voxel size along z"
         )
-    first = normalize.start
-    last = normalize.start + len(normalize.levels)
-    if first > volume.bounds.start[0] or last < volume.bounds.stop[0]:
-        raise ConfigError(
-            f"model.normalize has levels for the sections {first} … {last - 1}; the input has "
-            f"{volume.bounds.start[0]} … {volume.bounds.stop[0] - 1}"
-        )
+    for each in every:
+        first = each.start
+        last = each.start + each.count
+        if first > volume.bounds.start[0] or last < volume.bounds.stop[0]:
+            raise ConfigError(
+                f"model.normalize has levels for the sections {first} … {last - 1}; the input has "
+                f"{volume.bounds.start[0]} … {volume.bounds.stop[0] - 1}"
+            )
 
 
 def check_object(

@@ -22,8 +22,8 @@ from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.config.normalize import (
     Contrast,
     LevelsRequest,
-    Sections,
     Standard,
+    depends_on_place,
     levels_files,
 )
 from beam_inference.config.operators import operator_bytes
@@ -272,9 +272,7 @@ class PlannedJob:
         """
         config = self.config
         # on the host, by section or inside an object
-        is_normalized = (
-            isinstance(self.settings.normalize, Sections) or self.input.inside is not None
-        )
+        is_normalized = depends_on_place(self.settings.normalize)
         shapes = ChunkShapes(
             input=extremes.input,
             input_blocks_bytes=self._input_blocks_bytes(extremes),

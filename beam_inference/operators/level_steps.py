@@ -2,7 +2,9 @@
 
 Each step takes the values as they are after the steps before. Quantiles go through every step that
 keeps the order of values. Mean and standard deviation go through scale and offset, and through a
-clip to quantiles of the same levels, for which a levels file holds sums up to each quantile.
+clip to quantiles of the same levels, for which a levels file holds sums up to each quantile. Those
+of each section go through the same steps, and through those by section before them; after such a
+step, those of the volume are not known any more.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ from beam_inference.config.normalize import (
     QuantileRange,
     Quantiles,
     RescaleStep,
+    SectionClipStep,
+    SectionLimits,
+    SectionMoments,
+    SectionStandardStep,
     Standard,
     StandardStep,
     Statistics,
@@ -52,6 +58,7 @@ from beam_inference.operators.levels import (
     load_levels,
     normalization_from_levels,
 )
+from beam_inference.operators.section_values import SectionPairs, SectionValues
 from beam_inference.volumes.holes import holes_url
 from beam_inference.volumes.input_volume import common_dtype
 from beam_inference.volumes.volume import Volume
@@ -203,6 +210,20 @@ def _definite_steps(steps: Sequence[Step], every: Sequence[_Channel]) -> tuple[D
 def _definite(key: str, step: Step, channels: Sequence[_Channel]) -> DefiniteStep:
     """Take a step on each of some channels, and return it as numbers."""
     match step:
+        case QuantileClipStep() if step.clip.by == "section":
+            found = _of_all(key, [each.clip_sections(key, step.clip) for each in channels])
+            return SectionClipStep(
+                clip=SectionLimits(start=found.start, limits=found.pairs), channels=step.channels
+            )
+        case RescaleStep(rescale=wanted) | LevelsStandardStep(standard=wanted) if (
+            wanted.by == "section"
+        ):
+            found = _of_all(key, [each.standardise_sections(key, wanted) for each in channels])
+            mean, std = (list(each) for each in zip(*found.pairs, strict=True))
+            return SectionStandardStep(
+                standard=SectionMoments(start=found.start, mean=mean, std=std),
+                channels=step.channels,
+            )
         case QuantileClipStep():
             pairs = [each.clip_to_quantiles(key, step.clip) for each in channels]
             return ClipStep(clip=pairs, channels=step.channels)
@@ -222,6 +243,16 @@ def _definite(key: str, step: Step, channels: Sequence[_Channel]) -> DefiniteSte
     for position, channel in enumerate(channels):
         channel.take(key, step, position)
     return step
+
+
+def _of_all(key: str, found: Sequence[SectionPairs]) -> SectionPairs:
+    """The numbers of some channels, if they are the same: levels by section are of all together."""
+    if any(each != found[0] for each in found):
+        raise ConfigError(
+            f"{key}: levels by section are of all channels together, and the steps before it have "
+            "changed channels in different ways: write it before them"
+        )
+    return found[0]
 
 
 def _holes(url: str, levels: Levels) -> Holes | None:
@@ -265,6 +296,7 @@ class _Channel:
         is_scaled_alone: whether the steps so far have kept which values are zero.
         moments_unknown: why mean and standard deviation are not known any more.
         unknown: why quantiles are not, either.
+        sections: the same of each section.
     """
 
     number: int
@@ -280,6 +312,7 @@ class _Channel:
     is_scaled_alone: bool = True
     moments_unknown: str | None = None
     unknown: str | None = None
+    sections: SectionValues = field(default_factory=SectionValues)
 
     def take(self, key: str, step: DefiniteStep | LevelsStep, position: int) -> None:
         """Note a step of numbers, or of each patch; the channel has a position in its lists."""
@@ -298,9 +331,38 @@ class _Channel:
                 self._clip(pair)
                 self.moments_unknown = "a clip to fixed numbers changes both"
             case PatchStandardStep():
-                self.is_scaled_alone = False
-                self.unknown = "a step before it depends on each patch"
-                self.moments_unknown = self.unknown
+                self._lose("a step before it depends on each patch")
+                self.sections.lose("a step before it depends on each patch")
+            case SectionStandardStep() | SectionClipStep():
+                self._lose("a step before it is by section")
+                self.sections.lose("a step before it names numbers of sections")
+
+    def _lose(self, why: str) -> None:
+        """Note a step after which the levels of the volume are not known."""
+        self.is_scaled_alone = False
+        self.unknown = self.unknown or why
+        self.moments_unknown = self.moments_unknown or why
+
+    def clip_sections(self, key: str, wanted: Quantiles) -> SectionPairs:
+        """Clip each section to two of its quantiles; the values there."""
+        levels = self.load(wanted.levels)
+        places = _positions(key, wanted, levels)
+        found = self.sections.clip_to_quantiles(key, wanted, levels, places)
+        self._lose("a step before it is by section")
+        return found
+
+    def standardise_sections(
+        self, key: str, wanted: QuantileRange | MomentsFromLevels
+    ) -> SectionPairs:
+        """Subtract a number in each section, and divide by another one; both of them."""
+        levels = self.load(wanted.levels)
+        if isinstance(wanted, QuantileRange):
+            places = _positions(key, wanted, levels)
+            found = self.sections.rescale(key, wanted, levels, places)
+        else:
+            found = self.sections.standardise(key, wanted, levels)
+        self._lose("a step before it is by section")
+        return found
 
     def _multiply_inside(
         self, key: str, of: Literal["object", "nonzero"], scale: float, offset: float
@@ -319,6 +381,7 @@ class _Channel:
                 f"channel {self.number}. Write it before them."
             )
         self._multiply(scale, offset)
+        self.sections.lose("a step before it has changed some voxels alone")
         self.outside = 0.0
         self.inside = of
         self.is_scaled_alone = False
@@ -326,6 +389,7 @@ class _Channel:
     def _multiply(self, scale: float, offset: float) -> None:
         self.is_scaled_alone = self.is_scaled_alone and not offset
         self.maps.append(lambda value: value * scale + offset)
+        self.sections.multiply(scale, offset)
         self.outside = self.outside * scale + offset
         self.scale *= scale
         self.offset = self.offset * scale + offset
@@ -336,6 +400,7 @@ class _Channel:
         low, high = limits
         self.is_scaled_alone = False
         self.maps.append(lambda value: min(max(value, low), high))
+        self.sections.clip(low, high)
         self.outside = min(max(self.outside, low), high)
 
     def clip_to_quantiles(self, key: str, wanted: Quantiles) -> tuple[float, float]:

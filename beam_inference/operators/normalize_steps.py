@@ -19,6 +19,9 @@ from beam_inference.config.normalize import (
     InsideStandardStep,
     PatchMoments,
     PatchStandardStep,
+    SectionClipStep,
+    SectionStandardStep,
+    SectionStep,
     StandardStep,
     is_of_object,
 )
@@ -52,22 +55,36 @@ class StepwiseNormalization:
 def split_steps(
     steps: Sequence[DefiniteStep],
 ) -> tuple[Sequence[DefiniteStep], Sequence[DefiniteStep]]:
-    """Steps up to the last one that changes the inside of an object alone, and those after it."""
-    last = max((number for number, step in enumerate(steps, 1) if is_of_object(step)), default=0)
+    """Steps up to the last one that depends on the place, and those after it.
+
+    Such a step changes the inside of an object alone, or has numbers of each section.
+    """
+    last = max(
+        (
+            number
+            for number, step in enumerate(steps, 1)
+            if is_of_object(step) or isinstance(step, SectionStandardStep | SectionClipStep)
+        ),
+        default=0,
+    )
     return steps[:last], steps[last:]
 
 
-def normalize_inside(
-    array: AnyArray, inside: AnyArray, steps: Sequence[DefiniteStep]
+def normalize_by_place(
+    array: AnyArray,
+    inside: AnyArray | None,
+    sections: NDArray[np.int64],
+    steps: Sequence[DefiniteStep],
 ) -> NDArray[np.float32]:
-    """Take steps of which some change the inside of an object alone.
+    """Take steps of which some change the inside of an object alone, or each section by its own.
 
     Where an object ends inside a resampled voxel, it is inside by a part: what is subtracted is
     subtracted by that part, so that the result is that of steps which are taken before resampling.
 
     Args:
         array: stored or resampled values (C, Z, Y, X); those outside of the object are zero.
-        inside: how much of each voxel is inside (Z, Y, X).
+        inside: how much of each voxel is inside (Z, Y, X); None where no step is for an object.
+        sections: number of each section in the volume.
         steps: none of each patch.
 
     Returns:
@@ -75,14 +92,39 @@ def normalize_inside(
     """
     values = array.astype(np.float32)
     for step in steps:
+        if isinstance(step, SectionStandardStep | SectionClipStep):
+            _take_section_step(step, values, sections)
+            continue
         if not is_of_object(step):
             _take_step(step, values[None])
             continue
+        assert inside is not None, "a job with such a step reads it"
         for channel, mean, std in _moments_of_channels(step, len(values)):
             for z, part in enumerate(inside):
                 values[channel, z] -= np.float32(mean) * part.astype(np.float32)
             values[channel] /= np.float32(std)
     return values
+
+
+def _take_section_step(
+    step: SectionStep, values: NDArray[np.float32], sections: NDArray[np.int64]
+) -> None:
+    """Change each section (of C, Z, Y, X) by its own numbers, in place."""
+    channels = range(len(values)) if step.channels is None else step.channels
+    for z, section in enumerate(sections.tolist()):
+        for channel in channels:
+            plane = values[channel, z]
+            if isinstance(step, SectionClipStep):
+                low, high = map(_float32, step.clip.limits[section - step.clip.start])
+                plane.clip(low, high, out=plane)
+                continue
+            number = section - step.standard.start
+            std = _float32(step.standard.std[number])
+            if std:
+                plane -= np.float32(_float32(step.standard.mean[number]))
+                plane /= np.float32(std)
+            else:
+                plane[:] = 0
 
 
 def _moments_of_channels(
@@ -133,7 +175,7 @@ def _take_step(step: DefiniteStep, batch: Any) -> Undo:
     """Change a batch in place; return what undoes it."""
     match step:
         case InsideStandardStep():
-            assert not is_of_object(step), "what is inside is not seen here, see normalize_inside"
+            assert not is_of_object(step), "what is inside is not seen here: normalize_by_place"
             return _standardise_nonzero(step, batch)
         case ClipStep():
             _change(batch, step.channels, step.clip, _clip)
@@ -154,6 +196,8 @@ def _take_step(step: DefiniteStep, batch: Any) -> Undo:
             )
         case PatchStandardStep():
             return _standardise_patches(step, batch)
+        case SectionStandardStep() | SectionClipStep():
+            raise AssertionError("sections are not seen here: normalize_by_place")
 
 
 def _do_nothing(_: Any) -> None:

@@ -23,7 +23,7 @@ from beam_inference.config.fields import (
     unknown_key_hint,
 )
 from beam_inference.config.job_file import absolute_path
-from beam_inference.config.normalize import Sections, object_steps
+from beam_inference.config.normalize import Sections, object_steps, section_steps
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Mask, VolumeSource
 from beam_inference.config.yaml_text import parse_yaml
@@ -198,7 +198,7 @@ class TrainingConfig(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if isinstance(self.normalize, Sections):
+        if isinstance(self.normalize, Sections) or section_steps(self.normalize):
             raise ValueError("normalize: sections belong to one volume; write scale and offset")
         if object_steps(self.normalize):
             raise ValueError("normalize: an object belongs to one volume; write mean and std alone")

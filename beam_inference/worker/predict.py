@@ -16,7 +16,7 @@ from beam_inference.config.definite import DefiniteNormalize, as_definite
 from beam_inference.config.fields import Json
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
-from beam_inference.config.normalize import Sections, levels_files, object_steps
+from beam_inference.config.normalize import depends_on_place, levels_files
 from beam_inference.engines.devices import find_accelerator
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
@@ -272,7 +272,7 @@ def _parse_settings(model: Json, inference: Json, fill: Json) -> JobConfig:
 
 def _of_no_volume(config: JobConfig) -> DefiniteNormalize:
     normalize = config.model.normalize
-    if levels_files(normalize) or isinstance(normalize, Sections) or object_steps(normalize):
+    if levels_files(normalize) or depends_on_place(normalize):
         raise ConfigError("normalize: levels belong to a volume; give scale, offset and clip")
     return as_definite(normalize)
 

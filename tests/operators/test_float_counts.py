@@ -68,7 +68,7 @@ def test_clipped_values_have_the_moments_that_follow(array, one, other):
     clipped = array.ravel().astype(float).clip(values[low], values[high])
     found = describe_values(counts_of(array)).clipped_moments(low, high)
     # sums of the whole are rounded once: to a share of its largest difference from the mean
-    largest = float(abs(array - moments(array.ravel().tolist())[0]).max())
+    largest = float(abs(array.astype(float) - moments(array.ravel().tolist())[0]).max())
     expected = moments(clipped.tolist())
     assert found[0] == pytest.approx(expected[0], rel=1e-12, abs=1e-12 * largest)
     assert found[1] == pytest.approx(expected[1], rel=1e-12, abs=1e-6 * largest)
