@@ -7,9 +7,11 @@ them, and keys sort as their chunks do, so that a range of chunks is one range o
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import tensorstore as ts
@@ -18,7 +20,6 @@ from beam_inference.errors import StateError
 from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import delete_value
 from beam_inference.volumes.kvstores import (
-    MOST_SMALL_BYTES,
     PATIENCE_SECONDS,
     LinkGuard,
     or_else_again,
@@ -28,6 +29,10 @@ from beam_inference.volumes.kvstores import (
 
 CHUNKS_PER_FOLDER = 4096
 _LISTINGS_AT_A_TIME = 32
+_READS_AT_A_TIME = 64
+_MOST_BYTES = 2**23
+"""Of a record: a receipt of a chunk with a thousand channels has some 200 KB."""
+
 _CHUNK_KEY = re.compile(rb"/(\d{12})\.json$")
 
 
@@ -115,10 +120,10 @@ class ChunkEntries:
 
     def read(self, chunks: Iterable[int]) -> Iterator[StoredRecord]:
         """Read the records of some chunks, where there is one, in order."""
-        keys = [(chunk, self._key(chunk)) for chunk in chunks]
-        for _, key in keys:
-            refuse_pipe(f"{self._url}/{key}", MOST_SMALL_BYTES)
-        for chunk, key, reading in [(chunk, key, self._store.read(key)) for chunk, key in keys]:
+        keys = ((chunk, self._key(chunk)) for chunk in chunks)
+        under_way = deque(map(self._begin_read, islice(keys, _READS_AT_A_TIME)))
+        while under_way:
+            chunk, key, reading = under_way.popleft()
             result = retry_request(
                 "read",
                 f"{self._url}/{key}",
@@ -128,6 +133,13 @@ class ChunkEntries:
                 yield _open(
                     chunk, f"{self._url}/{key}", bytes(result.value), result.stamp.generation
                 )
+            del result
+            under_way.extend(map(self._begin_read, islice(keys, 1)))
+
+    def _begin_read(self, place: tuple[int, str]) -> tuple[int, str, Any]:
+        chunk, key = place
+        refuse_pipe(f"{self._url}/{key}", _MOST_BYTES)
+        return chunk, key, self._store.read(key)
 
     def indices(self, start: int, stop: int) -> Iterator[int]:
         """List the chunks of ``start … stop`` that have a record, in order."""

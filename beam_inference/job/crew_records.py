@@ -21,8 +21,9 @@ from typing import Any
 import tensorstore as ts
 from pydantic import Field, ValidationError
 
-from beam_inference.config.fields import Frozen, SafeText
+from beam_inference.config.fields import Frozen, SafeLine
 from beam_inference.errors import StateError
+from beam_inference.job.records import Count
 from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import create_key, delete_value, replace_value
 from beam_inference.volumes.kvstores import (
@@ -40,6 +41,10 @@ _NUMBER = re.compile(rb"/(\d{12})\.json$")
 _WORKER = re.compile(rb"^workers/([A-Za-z0-9-]{1,64})\.json$")
 
 
+_SHORTEST = 1e-3
+"""Seconds after which a worker has a rate."""
+
+
 class SignOfLife(Frozen):
     """What a worker tells of itself every few seconds.
 
@@ -55,20 +60,20 @@ class SignOfLife(Frozen):
         seconds: since its first claim.
     """
 
-    beat: int
-    launch: SafeText
-    host: SafeText
-    pid: int
-    engine: SafeText
-    device: SafeText
-    versions: SafeText
-    chunks: int = Field(ge=0)
-    seconds: float = Field(ge=0, allow_inf_nan=False)
+    beat: Count
+    launch: SafeLine
+    host: SafeLine
+    pid: Count
+    engine: SafeLine
+    device: SafeLine
+    versions: SafeLine
+    chunks: Count
+    seconds: float = Field(ge=0, le=1e11)
 
     @property
     def chunks_per_second(self) -> float | None:
         """Chunks per second since its first claim; None before the first chunk."""
-        return self.chunks / self.seconds if self.chunks and self.seconds else None
+        return self.chunks / self.seconds if self.chunks and self.seconds > _SHORTEST else None
 
 
 class _ClaimRecord(Frozen):

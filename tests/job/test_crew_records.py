@@ -1,5 +1,7 @@
 """Claims of workers, and how silence is measured."""
 
+import json
+
 import pytest
 from fakes.gcs import GcsStandIn
 from fakes.receipts import resolved
@@ -168,3 +170,24 @@ def test_one_worker_does_what_is_done_once(crew):
     crew.wait_for_end("scales", 0.0)
     crew.end_once("scales")
     crew.wait_for_end("scales", 60.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"chunks": 10**400}, {"chunks": -1}, {"beat": -1}, {"pid": 2**63}, {"seconds": 1e300}],
+    ids=str,
+)
+def test_a_sign_of_figures_that_no_worker_writes_is_none(crew, folder, changes):
+    crew.give_sign("a-1", sign(1))
+    assert crew.read_signs().keys() == {"a-1"}
+    (file,) = (folder / "workers").iterdir()
+    file.write_text(json.dumps(sign(1).model_dump() | changes))
+    assert crew.read_signs() == {}
+
+
+def test_a_sign_is_on_one_line_and_its_rate_is_finite(crew, folder):
+    crew.give_sign("a-1", sign(1))
+    (file,) = (folder / "workers").iterdir()
+    file.write_text(json.dumps(sign(1).model_dump() | {"host": "a\nERROR b", "seconds": 5e-324}))
+    assert crew.read_signs()["a-1"].host == "a ERROR b"
+    assert crew.read_signs()["a-1"].chunks_per_second is None

@@ -148,6 +148,13 @@ def test_a_receipt_of_figures_that_no_launch_writes_is_damaged(state, changes):
     assert isinstance(damaged, DamagedRecord)
 
 
+def test_receipts_are_read_in_their_order_however_few_at_a_time(state, monkeypatch):
+    monkeypatch.setattr("beam_inference.job.chunk_records._READS_AT_A_TIME", 5)
+    for chunk in range(0, 64, 2):
+        state.write_receipt(receipt(chunk))
+    assert [each.chunk for each in state.scan_receipts(range(64))] == [*range(0, 64, 2)]
+
+
 def test_a_record_of_gigabytes_that_takes_no_room_on_the_disk(state, tmp_path):
     state.write_receipt(receipt(1))
     with (receipts_folder(tmp_path) / "000000000001.json").open("r+b") as file:
