@@ -114,7 +114,7 @@ def run_stages(job: StageJob, flags: Sequence[str], voxels_per_chunk: float) -> 
         )
         interrupted = execution.interrupted
         error = execution.error
-        done = count_done()
+        done = records.count_done()
     if done == total:
         sweep_drafts(job.state_url.removesuffix(f"/{STATE_FOLDER}"))
         return StageOutcome(COMPLETE, total, done, [], time.monotonic() - start, None)

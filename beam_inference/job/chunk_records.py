@@ -128,6 +128,7 @@ class ChunkEntries:
                 "read",
                 f"{self._url}/{key}",
                 or_else_again(reading, partial(self._store.read, key)),
+                _MOST_BYTES,
             )
             if result.state == "value":
                 yield _open(

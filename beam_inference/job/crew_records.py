@@ -27,12 +27,10 @@ from beam_inference.job.records import Count
 from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import create_key, delete_value, replace_value
 from beam_inference.volumes.kvstores import (
-    MOST_SMALL_BYTES,
     PATIENCE_SECONDS,
     KvStore,
     LinkGuard,
     delete_folder,
-    refuse_pipe,
     retry_request,
 )
 
@@ -259,7 +257,6 @@ class CrewRecords:
         return f"{self._folder}/{stage}/{length}/{number:012d}.json"
 
     def _read(self, key: str) -> Any:
-        refuse_pipe(f"{self._url}/{key}", MOST_SMALL_BYTES)
         return self._request(
             "read", key, lambda: self._store.read(key).result(timeout=PATIENCE_SECONDS)
         )

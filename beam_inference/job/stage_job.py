@@ -130,6 +130,14 @@ class StageJob:
                 done.add(stored.chunk)
         return done
 
+    def count_believed(self, stage: ChunkStage) -> int:
+        """Count the chunks of a stage whose done record can be believed; none is removed."""
+        return sum(
+            self._parse_record(stage, stored) is not None
+            for folder in folders(stage.count)
+            for stored in self.done_entries(stage).read(self._listed_chunks(stage, *folder))
+        )
+
     def count_done(self) -> int:
         """Count the chunks of all stages that are done, by reading their records."""
         return sum(

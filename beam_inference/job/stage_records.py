@@ -124,6 +124,17 @@ class StageRecords:
 
         return count_done
 
+    def count_done(self) -> int:
+        """Count the chunks done: by names as long as some are missing, then by reading all.
+
+        Nothing is called complete that cannot be believed.
+        """
+        job = self._job
+        listed = self.chunk_counter()()
+        if listed < sum(stage.count for stage in job.stages):
+            return listed
+        return sum(map(job.count_believed, job.stages))
+
     def failures(self) -> list[str]:
         """Return why chunks could not be done, the first few of each stage."""
         return [

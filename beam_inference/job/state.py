@@ -78,13 +78,13 @@ from beam_inference.job.shards import Shard
 from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.kvstores import (
     LOCAL,
+    MOST_PART_BYTES,
     MOST_SMALL_BYTES,
     PATIENCE_SECONDS,
     TRANSFER_SECONDS,
     delete_folder,
     local_folder,
     open_kvstore,
-    refuse_pipe,
     retry_request,
 )
 
@@ -219,7 +219,10 @@ class State:
         """
         key = network_key(sha256)
         result = self._request(
-            "read", key, lambda: self._store.read(key).result(timeout=TRANSFER_SECONDS)
+            "read",
+            key,
+            lambda: self._store.read(key).result(timeout=TRANSFER_SECONDS),
+            MOST_PART_BYTES,
         )
         content = bytes(result.value)
         if result.state != "value" or hashlib.sha256(content).hexdigest() != sha256:
@@ -545,7 +548,6 @@ class State:
         return self._job
 
     def _read(self, key: str) -> bytes | None:
-        refuse_pipe(f"{self.url}/{key}", MOST_SMALL_BYTES)
         result = self._request(
             "read", key, lambda: self._store.read(key).result(timeout=PATIENCE_SECONDS)
         )
@@ -558,8 +560,14 @@ class State:
             lambda: self._store.write(key, text).result(timeout=PATIENCE_SECONDS),
         )
 
-    def _request(self, what: str, key: str, action: Callable[[], Any]) -> Any:
-        return retry_request(what, f"{self.url}/{key}", action)
+    def _request(
+        self,
+        what: str,
+        key: str,
+        action: Callable[[], Any],
+        most_bytes: int = MOST_SMALL_BYTES,
+    ) -> Any:
+        return retry_request(what, f"{self.url}/{key}", action, most_bytes)
 
     def _write_entry(self, folder: str, chunk: int, entry: Frozen) -> None:
         self._entries(folder).write(chunk, entry.model_dump_json())

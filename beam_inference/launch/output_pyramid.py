@@ -248,7 +248,7 @@ def pyramid_status(pyramid: Pyramid) -> PyramidStatus:
         WorkerFault: they cannot be read.
     """
     job = pyramid.job()
-    done = StageRecords(job).chunk_counter()()
+    done = StageRecords(job).count_done()
     return PyramidStatus(
         scales=len(pyramid.scales),
         method=pyramid.method,

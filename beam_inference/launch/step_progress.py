@@ -77,13 +77,13 @@ def job_progress(step: JobConfig | Cohort) -> StepProgress:
 
 
 def stages_progress(jobs: Sequence[StageJob]) -> StepProgress:
-    """How far the stages of a command are, as far as listings tell.
+    """How far the stages of a command are, by their records.
 
     Raises:
         WorkerFault: a state folder cannot be read.
     """
     chunks = sum(stage.count for job in jobs for stage in job.stages)
-    done = sum(StageRecords(job).chunk_counter()() for job in jobs)
+    done = sum(StageRecords(job).count_done() for job in jobs)
     return StepProgress(done == chunks, chunks, done)
 
 

@@ -52,6 +52,7 @@ from beam_inference.operators.levels import Levels, NonzeroLevels, ObjectLevels
 from beam_inference.volumes.further_input import join_volumes
 from beam_inference.volumes.holes import INDEX, HolesIndex, Piece, holes_url
 from beam_inference.volumes.kvstores import (
+    MOST_PART_BYTES,
     PATIENCE_SECONDS,
     open_kvstore,
     or_else_again,
@@ -171,6 +172,7 @@ class CountValues:
             "read",
             f"{self.counts_url}/{key}",
             or_else_again(store.read(key), partial(store.read, key)),
+            MOST_PART_BYTES,
         )
         try:
             if result.state != "value":

@@ -377,11 +377,7 @@ def remove_scales(job: StageJob) -> None:
 
 def list_complete_scales(job: StageJob) -> None:
     """List for readers the scales that are complete, and below which all are."""
-    complete = list(
-        takewhile(
-            lambda stage: job.done_entries(stage).count(0, stage.count) == stage.count, _stages(job)
-        )
-    )
+    complete = list(takewhile(lambda stage: job.count_believed(stage) == stage.count, _stages(job)))
     if complete:
         complete[0].volume.list_scales([stage.scale for stage in complete])
 

@@ -23,6 +23,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.volumes.kvstores import (
+    MOST_PART_BYTES,
     TRANSFER_SECONDS,
     LinkGuard,
     delete_folder,
@@ -163,7 +164,7 @@ class Scratch:
     def _request(self, what: str, key: str, send: Callable[[str], Any]) -> Callable[[], Any]:
         """Send a request; the function returned waits for its result, and retries it."""
         result = or_else_again(send(key), lambda: send(key), TRANSFER_SECONDS)
-        return lambda: retry_request(what, f"{self._url}/{key}", result)
+        return lambda: retry_request(what, f"{self._url}/{key}", result, MOST_PART_BYTES)
 
     def _broken(self, key: str, how: str) -> StateError:
         return StateError(

@@ -38,8 +38,8 @@ LOCAL = Storage()
 MOST_SMALL_BYTES = 2**26
 """Of metadata, and of records of a state folder."""
 
-_MOST_RECORD_BYTES = 2**32
-"""Of files between stages, which hold parts of chunks."""
+MOST_PART_BYTES = 2**32
+"""Of files between stages, which hold parts of chunks, and of networks."""
 
 PATIENCE_SECONDS = 90
 """How long a store may take to answer a small request."""
@@ -175,26 +175,29 @@ def open_kvstore(url: str, storage: Storage = LOCAL) -> KvStore:
         raise VolumeError(f"cannot open {url}: {one_line(error)}") from None
 
 
-def retry_request(what: str, where: str, action: Callable[[], Value]) -> Value:
+def retry_request(
+    what: str, where: str, action: Callable[[], Value], most_bytes: int = MOST_SMALL_BYTES
+) -> Value:
     """Make a request; make it again, with backoff, where it fails in a way that may pass.
 
     Args:
         what: a verb for the message, such as "read".
         where: the URL, for the message.
         action: makes the request, and waits for its result.
+        most_bytes: that a local file may have where it is to be read.
 
     Raises:
         WorkerFault: it failed for good.
     """
     if what == "read":
-        refuse_pipe(where)
+        refuse_pipe(where, most_bytes)
     try:
         return retry_with_backoff(is_transient, attempts=5, longest_wait=5)(action)
     except (ValueError, OSError) as error:
         raise WorkerFault(f"cannot {what} {where}: {one_line(error)}") from error
 
 
-def refuse_pipe(url: str, most_bytes: int = _MOST_RECORD_BYTES) -> None:
+def refuse_pipe(url: str, most_bytes: int) -> None:
     """Refuse to read what is no file: a pipe might never answer, and a device never end.
 
     Args:

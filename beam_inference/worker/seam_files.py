@@ -29,6 +29,7 @@ from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.limits import SEAM_FILES_AT_ONCE, WRITTEN_BYTES
 from beam_inference.volumes.kvstores import (
+    MOST_PART_BYTES,
     TRANSFER_SECONDS,
     delete_folder,
     open_kvstore,
@@ -153,7 +154,7 @@ class SeamFiles:
         """Wait for a file; request it again if that fails."""
         request = partial(self._store.read, key)
         action = or_else_again(future, request, TRANSFER_SECONDS)
-        return retry_request("read", f"{self._url}/{key}", action)
+        return retry_request("read", f"{self._url}/{key}", action, MOST_PART_BYTES)
 
 
 def _folder(receiver: int) -> str:

@@ -79,6 +79,35 @@ def test_steps_are_done_in_their_order_by_one_command(write, tmp_path, capsys):
     assert "1 of 1 steps" in printed(capsys, "status", path, "--step", "coarse")
 
 
+RECORDS = [
+    pytest.param("levels.json.parts", "levels", id="levels"),
+    pytest.param("map", "coarse", id="pyramid"),
+    pytest.param("objects", "objects", marks=pytest.mark.slow, id="components"),
+]
+
+
+@pytest.mark.parametrize(("folder", "step"), RECORDS)
+def test_records_of_commands_that_cannot_be_believed_do_not_count(
+    write, tmp_path, capsys, folder, step
+):
+    path = write(
+        levels=LEVELS,
+        map=job("in", "map", model={"normalize": {"levels": "levels.json"}}),
+        coarse="pyramid map --num-scales 1 --method mean",
+        objects=OBJECTS,
+    )
+    assert main(["run", path]) == 0
+    for record in (tmp_path / folder).glob("_beam_inference/*/*/*/done/**/*.json"):
+        text = record.read_bytes()
+        for damaged in (b"", text[:-5], b"{}"):
+            record.write_bytes(damaged)
+            assert not status(capsys, path)[step][0]
+            assert f"{step}: not complete" in printed(capsys, "verify", path, expect=1)
+        record.write_bytes(text)
+        assert set(status(capsys, path).values()) == {(True, None)}
+        assert main(["verify", path, "--deep"]) == 0
+
+
 @pytest.mark.slow
 def test_nothing_follows_a_step_with_quarantined_chunks(write, tmp_path, capsys):
     path = write(map=job("in", "map"), objects=OBJECTS)
