@@ -18,7 +18,7 @@ from beam_inference.cli.command import (
     add_logging,
     set_action,
 )
-from beam_inference.cli.written_files import check_page, check_result
+from beam_inference.cli.written_files import check_page, check_result, refuse_inside
 from beam_inference.geometry.zyx import Zyx
 
 if TYPE_CHECKING:
@@ -177,8 +177,10 @@ def evaluate(options: EvaluateOptions) -> int:
 
     if options.page is not None:
         check_page("--page", options.page)
+        refuse_inside("--page", options.page, [options.output, options.labels])
     if options.to is not None:
         check_result("--to", options.to, "output")
+        refuse_inside("--to", options.to, [options.output, options.labels])
     storage = storage_of_environment(LOCAL)
     arguments: dict[str, Any] = {
         "kind": options.kind,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from beam_inference.config.json_text import parse_json
 from beam_inference.errors import ConfigError
+from beam_inference.volumes.kvstores import is_within, place_of_url, url_of
 
 _MARK = b'<meta name="generator" content="beam-inference">'
 _HEAD_BYTES = 4096
-_MOST_BYTES = 1 << 28
 
 
 def check_page(flag: str, path: str) -> None:
@@ -25,26 +25,41 @@ def check_page(flag: str, path: str) -> None:
     if Path(path).suffix not in (".html", ".htm"):
         raise ConfigError(f"{flag} {path}: write a name that ends with .html")
     check_folder(flag, path)
-    _refuse_foreign(flag, path, is_ours=_MARK in _read(path, _HEAD_BYTES))
+    _refuse_foreign(flag, path, is_ours=_MARK in _read(path))
 
 
 def check_result(flag: str, path: str, key: str) -> None:
-    """Check that a JSON file can be written, which is absent or one of ours.
+    """Check that a JSON file can be written, which is absent or one of ours, perhaps cut off.
 
     Args:
         flag: that names the file.
         path: of the file.
-        key: that those of ours have.
+        key: the first one of those of ours.
 
     Raises:
         ConfigError: its folder is wrong, or another file lies there.
     """
     check_folder(flag, path)
-    try:
-        values = parse_json(_read(path, _MOST_BYTES))
-    except ValueError:
-        values = None
-    _refuse_foreign(flag, path, is_ours=isinstance(values, dict) and key in values)
+    _refuse_foreign(flag, path, is_ours=_read(path).startswith(f'{{\n "{key}":'.encode()))
+
+
+def refuse_inside(flag: str, path: str, volumes: Iterable[str]) -> None:
+    """Refuse to write a file into a volume that is read.
+
+    Args:
+        flag: that names the file.
+        path: of the file.
+        volumes: paths or URLs.
+
+    Raises:
+        ConfigError: it would lie in one.
+    """
+    place = place_of_url(url_of(path))
+    for volume in volumes:
+        if is_within(place, place_of_url(url_of(volume))):
+            raise ConfigError(
+                f"{flag} {path} lies in the volume {volume}, which is read. Write it beside it"
+            )
 
 
 def check_folder(flag: str, path: str) -> None:
@@ -54,18 +69,19 @@ def check_folder(flag: str, path: str) -> None:
         raise ConfigError(f"{flag} {path}: there is no folder {folder}")
 
 
-def _read(path: str, most: int) -> bytes:
+def _read(path: str) -> bytes:
     if not Path(path).is_file():
         return b""
     try:
         with Path(path).open("rb") as file:
-            return file.read(most)
+            return file.read(_HEAD_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
 
 
 def _refuse_foreign(flag: str, path: str, *, is_ours: bool) -> None:
-    if not is_ours and Path(path).exists():
+    is_empty = Path(path).is_file() and not Path(path).stat().st_size
+    if not is_ours and not is_empty and Path(path).exists():
         raise ConfigError(
             f"{flag} {path}: another file lies there, which this command did not write. Remove it, "
             "or write another name"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorstore as ts
 
@@ -22,6 +22,7 @@ from beam_inference.volumes.conditional_writes import delete_value
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     LinkGuard,
+    local_bytes,
     or_else_again,
     refuse_pipe,
     retry_request,
@@ -74,6 +75,24 @@ class StoredRecord:
     generation: bytes
 
 
+class _Reading(NamedTuple):
+    """A record that is being read.
+
+    Attributes:
+        chunk: whose record it is.
+        key: of the record.
+        length: bytes of a local file; 0 of an object.
+        read: begins to read it again.
+        result: a future.
+    """
+
+    chunk: int
+    key: str
+    length: int
+    read: Callable[[], Any]
+    result: Any
+
+
 class ChunkEntries:
     """The records in one folder, each with a seal (see :mod:`beam_inference.job.seals`).
 
@@ -123,24 +142,29 @@ class ChunkEntries:
         keys = ((chunk, self._key(chunk)) for chunk in chunks)
         under_way = deque(map(self._begin_read, islice(keys, _READS_AT_A_TIME)))
         while under_way:
-            chunk, key, reading = under_way.popleft()
-            result = retry_request(
-                "read",
-                f"{self._url}/{key}",
-                or_else_again(reading, partial(self._store.read, key)),
-                _MOST_BYTES,
-            )
+            chunk, key, length, read, reading = under_way.popleft()
+            url = f"{self._url}/{key}"
+            result = retry_request("read", url, or_else_again(reading, read), length)
             if result.state == "value":
-                yield _open(
-                    chunk, f"{self._url}/{key}", bytes(result.value), result.stamp.generation
-                )
+                text = bytes(result.value)
+                generation = result.stamp.generation
+                if length > _MOST_BYTES:
+                    fault = f"it has {length:,} bytes, more than any record"
+                    yield StoredRecord(chunk, url, text, fault, generation)
+                else:
+                    yield _open(chunk, url, text, generation)
             del result
             under_way.extend(map(self._begin_read, islice(keys, 1)))
 
-    def _begin_read(self, place: tuple[int, str]) -> tuple[int, str, Any]:
+    def _begin_read(self, place: tuple[int, str]) -> _Reading:
+        """Begin to read a record; of one that is none, a byte tells its generation."""
         chunk, key = place
-        refuse_pipe(f"{self._url}/{key}", _MOST_BYTES)
-        return chunk, key, self._store.read(key)
+        url = f"{self._url}/{key}"
+        length = local_bytes(url)
+        refuse_pipe(url, length)
+        part = slice(0, 1) if length > _MOST_BYTES else slice(None)
+        read = partial(self._store.read, key, byte_range=part)
+        return _Reading(chunk, key, length, read, read())
 
     def indices(self, start: int, stop: int) -> Iterator[int]:
         """List the chunks of ``start … stop`` that have a record, in order."""

@@ -19,7 +19,6 @@ import tensorstore as ts
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, VolumeError, WorkerFault
 from beam_inference.job.state import STATE_FOLDER
-from beam_inference.volumes.block_names import is_like_block
 from beam_inference.volumes.detection import StoredVolume, json_object, volume_at
 from beam_inference.volumes.drafts import file_of_draft
 from beam_inference.volumes.kvstores import (
@@ -49,8 +48,20 @@ _BLOCKS = {
     "n5": re.compile(r"\d+/?"),
 }
 """Names of blocks, and of folders of blocks, beside the metadata of a single array."""
-_OF_ARRAYS = frozenset({"zarr.json", ".zarray", ".zattrs", "attributes.json"})
-"""Metadata in the folder of an array."""
+_SUFFIX = f"({'|'.join(map(re.escape, PACKED_SUFFIXES))})?"
+_INTERVAL = r"-?\d+--?\d+"
+_BELOW = {
+    "neuroglancer_precomputed": re.compile(
+        rf"{_INTERVAL}_{_INTERVAL}_{_INTERVAL}{_SUFFIX}|[\da-f]+\.shard"
+    ),
+    "zarr3": re.compile(r"zarr\.json|c([./]\d+)*|\d+([./]\d+)*"),
+    "zarr": re.compile(r"\.zarray|\.zattrs|\d+([./]\d+)*"),
+    "n5": re.compile(r"attributes\.json|\d+(/\d+)*"),
+}
+"""Paths of blocks, and of metadata, in the folder of a scale or an array."""
+
+_ARRAYS_OF = {"ome_zarr": "zarr3", "ome_zarr_0.4": "zarr"}
+"""What the arrays of a group are."""
 
 _NAMES_IN_MESSAGE = 5
 
@@ -147,7 +158,8 @@ def plan_replacement(url: str, storage: Storage, further: Iterable[str] = ()) ->
         name for name in set(others) - of_volume if file_of_draft(name) not in of_volume
     )
     of_blocks = [*scales, *(name for name in owned if name.endswith("/"))]
-    foreign += islice(_foreign_in(url, of_blocks), _NAMES_IN_MESSAGE + 1)
+    if stored is not None:
+        foreign += islice(_foreign_in(url, of_blocks, stored.driver), _NAMES_IN_MESSAGE + 1)
     if foreign:
         named = ", ".join(foreign[:_NAMES_IN_MESSAGE])
         more = (
@@ -187,18 +199,26 @@ def _folders(stored: StoredVolume, url: str, storage: Storage) -> list[str]:
     return [f"{path}/" for path in paths]
 
 
-def _foreign_in(url: str, folders: Iterable[str]) -> Iterator[str]:
-    """Paths of files in local folders of blocks that are neither blocks nor their metadata."""
+def _foreign_in(url: str, folders: Iterable[str], driver: str) -> Iterator[str]:
+    """Paths of files in local folders of blocks that are neither blocks nor their metadata.
+
+    Args:
+        url: of the volume.
+        folders: in it.
+        driver: what the volume is detected as.
+    """
     root = local_folder(url)
-    for folder in folders if root is not None else ():
+    known = _BELOW.get(_ARRAYS_OF.get(driver, driver))
+    for folder in folders if root is not None and known is not None else ():
         top = f"{root}/{folder}"
+        # beside the metadata of a single array, its folders of blocks begin with a block's name
+        above = folder if driver in _BLOCKS and _BLOCKS[driver].fullmatch(folder) else ""
         for place, _, names in os.walk(top):
             below = place.removeprefix(top).strip("/")
             for name in names:
                 path = f"{below}/{name}" if below else name
-                is_draft = file_of_draft(name) is not None
-                is_known = name in _OF_ARRAYS or is_like_block(path, PACKED_SUFFIXES)
-                if not is_known and not is_draft:
+                is_known = known is not None and known.fullmatch(f"{above}{path}")
+                if not is_known and file_of_draft(name) is None:
                     yield f"{folder}{path}"
 
 

@@ -16,17 +16,21 @@ from beam_inference.operators.level_counts import (
     describe_input,
 )
 from beam_inference.operators.level_stages import plan_level_stages
-from beam_inference.operators.levels import Levels
 from beam_inference.volumes.drafts import sweep_drafts_of_file
 from beam_inference.volumes.holes import holes_url
 from beam_inference.volumes.kvstores import (
     LOCAL,
     delete_folder,
+    is_within,
     open_kvstore,
+    place_of_url,
     read_key,
     storage_of_environment,
     url_of,
 )
+
+_BEGINNING = b'{"input":'
+"""How files of levels begin."""
 
 
 def count_levels(
@@ -112,19 +116,24 @@ class LevelsPlan:
         """Check that the file is absent, or one of levels.
 
         Raises:
-            ConfigError: another lies there.
+            ConfigError: another lies there, or it would lie in a volume that is counted.
             VolumeError: it cannot be read.
         """
-        store = open_kvstore(self.folder, self.job.storage)
-        text = read_key(store, self.name, self.folder)
-        try:
-            if text is not None:
-                Levels.model_validate_json(text)
-        except ValueError:
+        storage = self.job.storage
+        place = place_of_url(f"{self.folder}/{self.name}", storage)
+        counted = (self.count.path, *self.count.beside)
+        for volume in counted:
+            if is_within(place, place_of_url(volume, storage)):
+                raise ConfigError(
+                    f"--to {self.folder}/{self.name} lies in the volume {volume}, "
+                    "which is counted. Write it beside the volume"
+                )
+        text = read_key(open_kvstore(self.folder, storage), self.name, self.folder)
+        if text and not text.startswith(_BEGINNING):  # one that is cut off is made again
             raise ConfigError(
-                f"--to {self.folder}{self.name}: another file lies there, which is not one of "
+                f"--to {self.folder}/{self.name}: another file lies there, which is not one of "
                 "levels. Remove it, or write another name"
-            ) from None
+            )
 
     def begins_anew(self) -> bool:
         """Whether there is no file, and no count of this job that could go on to make it.

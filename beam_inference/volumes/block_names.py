@@ -82,7 +82,7 @@ def _check_files(name: str, folder: Path, block_of: BlockOf, suffixes: Sequence[
         elif block is not None:
             if stray is None and not any(os.path.lexists(folder / path) for path in paths):
                 stray = (file, block)
-        elif other is None and is_like_block(file, suffixes):
+        elif other is None and _is_like_block(file, suffixes):
             other = file
     if has_blocks and stray is not None:
         raise VolumeError(
@@ -103,13 +103,8 @@ def _check_files(name: str, folder: Path, block_of: BlockOf, suffixes: Sequence[
         logger.warning("%s has no blocks: every voxel of it reads as the fill value", name)
 
 
-def is_like_block(file: str, suffixes: Sequence[str]) -> bool:
-    """Whether some format or other gives such a path to a block, or to a shard.
-
-    Args:
-        file: the path below the folder of the array or scale.
-        suffixes: what may stand behind the name.
-    """
+def _is_like_block(file: str, suffixes: Sequence[str]) -> bool:
+    """Whether some format or other gives such a path to a block, or to a shard."""
     suffix = next((each for each in suffixes if file.endswith(each)), "")
     return _LIKE_BLOCKS.fullmatch(file.removesuffix(suffix)) is not None
 

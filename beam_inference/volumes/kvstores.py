@@ -218,6 +218,12 @@ def refuse_pipe(url: str, most_bytes: int) -> None:
         )
 
 
+def local_bytes(url: str) -> int:
+    """Bytes of a local file; 0 of an object, and where TensorStore will say what is wrong."""
+    path = local_folder(url)
+    return 0 if path is None else _length_of(path)
+
+
 def _is_pipe(path: Path) -> bool:
     try:
         mode = path.stat().st_mode

@@ -13,28 +13,28 @@ from beam_inference.errors import ConfigError
 PAGE = '<!DOCTYPE html><meta name="generator" content="beam-inference">'
 
 
-@pytest.mark.parametrize("content", [None, PAGE])
+@pytest.mark.parametrize("content", [None, "", PAGE, PAGE + "\n<title"])
 def test_a_page_of_ours_is_replaced(tmp_path, content):
     if content is not None:
         (tmp_path / "a.html").write_text(content)
     check_page("--page", str(tmp_path / "a.html"))
 
 
-@pytest.mark.parametrize("content", ["", "<!DOCTYPE html>", "{}"])
+@pytest.mark.parametrize("content", [" ", "<!DOCTYPE html>", "{}"])
 def test_another_page_is_not(tmp_path, content):
     (tmp_path / "a.html").write_text(content)
     with pytest.raises(ConfigError, match="--page .*a.html: another file lies there"):
         check_page("--page", str(tmp_path / "a.html"))
 
 
-@pytest.mark.parametrize("content", [None, '{"output": "a"}'])
+@pytest.mark.parametrize("content", [None, "", '{\n "output": "a"}', '{\n "output":'])
 def test_a_result_of_ours_is_replaced(tmp_path, content):
     if content is not None:
         (tmp_path / "a.json").write_text(content)
     check_result("--to", str(tmp_path / "a.json"), "output")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "[" * 100_000, '{"scales": []}'])
+@pytest.mark.parametrize("content", ["a", "{}", "[]", "[" * 10_000, '{"scales": []}'], ids=len)
 def test_another_result_is_not(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(ConfigError, match="--to .*a.json: another file lies there"):
@@ -57,6 +57,7 @@ def labels(tmp_path, monkeypatch):
     ids = np.ones((8, 8, 8), np.uint64)
     write_volume(tmp_path / "objects", ids)
     write_volume(tmp_path / "labels", ids)
+    write_volume(tmp_path / "em", np.ones((8, 8, 8), np.uint8))
     return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
@@ -65,8 +66,12 @@ def labels(tmp_path, monkeypatch):
     [
         ["evaluate", "objects", "labels", "--to", "objects/info"],
         ["evaluate", "objects", "labels", "--page", "objects/info"],
-        ["levels", "objects", "--to", "objects/info"],
-        ["levels", "objects", "--to", "objects/info", "--overwrite"],
+        ["levels", "em", "--to", "em/info"],
+        ["levels", "em", "--to", "em/info", "--overwrite"],
+        ["levels", "em", "--to", "objects/info", "--overwrite"],
+        ["levels", "em", "--to", "em/new.json"],
+        ["evaluate", "objects", "labels", "--to", "labels/new.json"],
+        ["evaluate", "objects", "labels", "--page", "objects/new.html"],
     ],
 )
 def test_metadata_of_a_volume_are_not_replaced(labels, tmp_path, words, capsys):
@@ -82,3 +87,15 @@ def test_what_evaluate_wrote_is_written_again(labels, tmp_path):
     assert main(words) == 0
     assert (tmp_path / "a.json").read_bytes() == first
     assert "output" in json.loads(first)
+
+
+def test_levels_that_are_cut_off_are_counted_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_volume(tmp_path / "em", np.arange(512, dtype=np.uint16).reshape(8, 8, 8))
+    words = ["levels", "em", "--to", "levels.json"]
+    assert main(words) == 0
+    first = (tmp_path / "levels.json").read_bytes()
+    for torn in (b"", first[:20]):
+        (tmp_path / "levels.json").write_bytes(torn)
+        assert main([*words, "--overwrite"]) == 0
+        assert (tmp_path / "levels.json").read_bytes() == first

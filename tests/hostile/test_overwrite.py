@@ -260,14 +260,17 @@ def test_notes_in_the_folder_of_a_scale_are_kept(format, source, tmp_path, capsy
     assert files(tmp_path / "v") == before
 
 
-def test_a_folder_that_metadata_call_a_scale_is_looked_at(source, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "names", [[f"{number}.txt" for number in range(9)], ["000001"], ["2024-11-26"], ["zarr.json"]]
+)
+def test_a_folder_that_metadata_call_a_scale_is_looked_at(names, source, tmp_path, capsys):
     write_volume(tmp_path / "v", LARGE)
     info = json.loads((tmp_path / "v" / "info").read_text())
     info["scales"].append(info["scales"][0] | {"key": "notes/of/mine"})
     (tmp_path / "v" / "info").write_text(json.dumps(info))
     (tmp_path / "v" / "notes" / "of" / "mine").mkdir(parents=True)
-    for number in range(9):
-        (tmp_path / "v" / "notes" / "of" / "mine" / f"{number}.txt").write_text("keep")
+    for name in names:
+        (tmp_path / "v" / "notes" / "of" / "mine" / name).write_text("keep")
     assert convert(source, tmp_path / "v", "--overwrite") != 0
     assert "notes/of/mine/" in capsys.readouterr().err
-    assert len(list((tmp_path / "v" / "notes" / "of" / "mine").iterdir())) == 9
+    assert len(list((tmp_path / "v" / "notes" / "of" / "mine").iterdir())) == len(names)
