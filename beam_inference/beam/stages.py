@@ -15,6 +15,7 @@ from beam_inference.beam.dask_workers import stop_sampling
 from beam_inference.errors import TransientReadError, WorkerFault
 from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.partition import index_ranges
+from beam_inference.job.ownership import check_records
 from beam_inference.job.runs import default_run_length
 from beam_inference.job.stage_job import ChunkStage, StageJob
 from beam_inference.job.state import StopRequest
@@ -54,6 +55,7 @@ class StageWorker:
         for position, index in enumerate(remaining):
             if self._should_stop():
                 return unfinished + len(remaining) - position
+            check_records(self._job)
             start = time.perf_counter()
             try:
                 retry_with_backoff(_is_transient, attempts=ATTEMPTS)(self._do, index)

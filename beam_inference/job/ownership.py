@@ -17,8 +17,9 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.resolved_job import ResolvedJob
-from beam_inference.job.stage_job import KINDS_OF_VOLUMES, record_of
-from beam_inference.job.state import State, state_folder_of
+from beam_inference.job.stage_job import KINDS_OF_VOLUMES, StageJob, record_of
+from beam_inference.job.stage_records import StageRecords
+from beam_inference.job.state import STATE_FOLDER, State, state_folder_of
 from beam_inference.volumes.conditional_writes import create_key, replace_value
 from beam_inference.volumes.kvstores import PATIENCE_SECONDS, open_kvstore, retry_request
 
@@ -130,6 +131,32 @@ def refuse_owned(output_url: str, storage: Storage) -> None:
         )
 
 
+_TAKEN_OVER = (
+    "another launch or a command has taken the place over (--overwrite) while this one was at "
+    "work, or records were removed"
+)
+
+
+def check_records(job: StageJob) -> None:
+    """Refuse to write what a command makes where its records are another's by now.
+
+    Raises:
+        WorkerFault: they are, or cannot be read.
+    """
+    try:
+        is_own = StageRecords(job).has_begun()
+        if job.kind in KINDS_OF_VOLUMES:  # which no job writes into before they are complete
+            output_url = job.state_url.removesuffix(f"/{STATE_FOLDER}")
+            is_own = is_own and not _OwnersFile(output_url, job.storage).read()
+    except StateError as error:
+        raise WorkerFault(str(error)) from None
+    if not is_own:
+        raise WorkerFault(
+            f"this launch writes nothing more: {job.state_url}/{job.record} is not of this command "
+            f"any more, because {_TAKEN_OVER}"
+        )
+
+
 class Claim:
     """A job's claim on one of its outputs, which workers look up before they write.
 
@@ -148,15 +175,21 @@ class Claim:
         self._file = _OwnersFile(self._output_url, job.config.storage)
 
     def check(self) -> None:
-        """Refuse to write where another job writes by now.
+        """Refuse to write where another job writes by now, or a command has made the volume anew.
 
         Raises:
-            WorkerFault: another job does, or nobody knows which jobs do.
+            WorkerFault: another does, or nobody knows which jobs do.
         """
         try:
-            _refuse_conflict(self._file.read(), self._owner, self._output_url)
+            owners = self._file.read()
+            _refuse_conflict(owners, self._owner, self._output_url)
         except StateError as error:
             raise WorkerFault(f"this launch writes nothing more: {error}") from None
+        if all(each.fingerprint != self._owner.fingerprint for each in owners):
+            raise WorkerFault(
+                f"this launch writes nothing more: {self._file.url} does not name its job any "
+                f"more, because {_TAKEN_OVER}"
+            )
 
 
 class _OwnersFile:

@@ -1,6 +1,7 @@
 """Stages of work on volumes: what any job made of them promises."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from beam_inference.beam.stage_runner import run_stages
 from beam_inference.beam.stages import DoStages, StageWorker
 from beam_inference.errors import PermanentReadError, StateError, TransientReadError, WorkerFault
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.ownership import Owner, claim_output
 from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.volumes.kvstores import LOCAL
 
@@ -169,3 +172,33 @@ def test_a_target_that_cannot_be_written_is_told_of(tmp_path, stages):
     (tmp_path / "target").write_text("a file")
     with pytest.raises(StateError, match="cannot be used|is a file|cannot open"):
         a_job(tmp_path, stages)
+
+
+def remove_records(job):
+    shutil.rmtree(Path(job.state_url.removeprefix("file://")) / job.kind)
+
+
+def take_over(job):
+    remove_records(job)
+    StageRecords(stage_job(job.kind, {"of": "another"}, target_of(job), LOCAL, ())).begin()
+
+
+def claim_for_a_job(job):
+    owner = Owner(fingerprint="f" * 64, roi=BoundingBox((0,) * 3, (1,) * 3), state_url=None)
+    claim_output(target_of(job), owner, LOCAL, replace=True)
+
+
+def target_of(job):
+    return job.state_url.removesuffix("/_beam_inference")
+
+
+@pytest.mark.parametrize("change", [remove_records, take_over, claim_for_a_job])
+def test_nothing_is_written_where_another_has_taken_over(tmp_path, stages, change):
+    job = stage_job("convert", {"of": "a test"}, (tmp_path / "target").as_uri(), LOCAL, stages)
+    StageRecords(job).begin()
+    worker = StageWorker(job, stages[0])
+    assert worker.do([0, 1]) == 0
+    change(job)
+    with pytest.raises(WorkerFault, match=r"this launch writes nothing more: .*convert"):
+        worker.do([2])
+    assert stages[0].calls() == [0, 1]

@@ -10,8 +10,8 @@ from helpers import OF_RANGE, TOYS, job_values, read_volume, toy, truncated, wri
 
 from beam_inference.cli.main import main
 from beam_inference.config.storage import Storage
-from beam_inference.errors import StateError
-from beam_inference.job.ownership import claim_output, owner_of
+from beam_inference.errors import StateError, WorkerFault
+from beam_inference.job.ownership import Claim, claim_output, owner_of
 from beam_inference.job.resolved_job import NUMERICS
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.prepare import prepare
@@ -187,6 +187,17 @@ def test_no_command_begins_where_a_job_is_about_to_write(job, tmp_path, command,
     assert [path.name for path in (tmp_path / "out").rglob("*.json")] == ["owners.json"]
     assert main([*words, "--overwrite"]) == 0
     assert not (tmp_path / "out" / "_beam_inference" / "owners.json").exists()
+
+
+def test_a_launch_whose_output_a_command_has_taken_over_writes_nothing_more(job, tmp_path):
+    launch = prepare(load_job(job()))
+    resolved = launch.read_job()
+    claim = Claim(resolved, launch.state().url, (tmp_path / "out").as_uri())
+    claim.check()
+    words = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--overwrite"]
+    assert main(words) == 0
+    with pytest.raises(WorkerFault, match="does not name its job any more"):
+        claim.check()
 
 
 def test_the_same_job_may_write_an_output_with_another_state(job, capsys):
