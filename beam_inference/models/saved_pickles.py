@@ -118,7 +118,7 @@ def _judge_call(call: Call) -> None:
         other = _OTHER_TENSORS.get(call.name.rpartition(" ")[2])
         if other is not None:
             raise PickleOutOfBounds(
-                f"it holds {other}: expected dense tensors of plain numbers. Save the state dict "
-                "of a network that is neither sparse nor quantised."
+                f"it holds {other}: expected dense tensors of plain numbers, of a network that is "
+                "neither sparse nor quantised"
             )
         raise NotFollowed(f"it calls {call.name or 'a value'}")

@@ -14,7 +14,7 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_value
 from beam_inference.models.archive import is_archive, open_archive
-from beam_inference.models.pickle_bounds import NotFollowed
+from beam_inference.models.pickle_bounds import NotFollowed, PickleOutOfBounds
 from beam_inference.models.pickles import first_line, unpickle
 from beam_inference.models.saved_pickles import check_saved
 from beam_inference.models.tensors import tensor_fault
@@ -219,6 +219,11 @@ def load_checkpoint(path: Path, *, allow_pickle: bool, in_place: bool = False) -
                 f"({str(error).splitlines()[0]})"
             ) from None
         return unpickle(path)
+    except PickleOutOfBounds as error:
+        raise ModelContractError(
+            f"cannot read the weights {path}: {error}. Save the state dict alone (or as "
+            "safetensors), or pass --allow_pickle if you trust the file."
+        ) from None
     except Exception as error:
         raise ModelContractError(f"cannot read the weights {path}: {first_line(error)}") from None
 
