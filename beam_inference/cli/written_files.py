@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from beam_inference.errors import ConfigError
-from beam_inference.volumes.kvstores import is_within, place_of_url, url_of
 
 _MARK = b'<meta name="generator" content="beam-inference">'
 _HEAD_BYTES = 4096
@@ -54,9 +53,11 @@ def refuse_inside(flag: str, path: str, volumes: Iterable[str]) -> None:
     Raises:
         ConfigError: it would lie in one.
     """
-    place = place_of_url(url_of(path))
+    from beam_inference.volumes.kvstores import is_within, place_of_url, url_of
+
+    folder = place_of_url(url_of(str(Path(path).absolute().parent)))
     for volume in volumes:
-        if is_within(place, place_of_url(url_of(volume))):
+        if is_within(folder, place_of_url(url_of(volume))):
             raise ConfigError(
                 f"{flag} {path} lies in the volume {volume}, which is read. Write it beside it"
             )

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.errors import PermanentReadError, StateError
+from beam_inference.errors import BeamInferenceError, PermanentReadError, StateError
+from beam_inference.foreign_text import describe_error
 from beam_inference.job.chunk_records import folders
 from beam_inference.job.stage_job import ChunkStage, StageJob
 
@@ -49,6 +50,12 @@ def check_witnesses(job: StageJob, stages: Sequence[WitnessStage], target: str) 
                 is_so = holds(index)
             except PermanentReadError as error:
                 raise StateError(f"{_changed(target, stage, index)} ({error})") from None
+            except BeamInferenceError:
+                raise
+            except Exception as error:  # of what files between stages hold, if others wrote them
+                raise StateError(
+                    f"{_changed(target, stage, index)} ({describe_error(error)})"
+                ) from None
             if not is_so:
                 raise StateError(_changed(target, stage, index))
 

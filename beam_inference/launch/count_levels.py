@@ -120,7 +120,7 @@ class LevelsPlan:
             VolumeError: it cannot be read.
         """
         storage = self.job.storage
-        place = place_of_url(f"{self.folder}/{self.name}", storage)
+        place = place_of_url(self.folder, storage)
         counted = (self.count.path, *self.count.beside)
         for volume in counted:
             if is_within(place, place_of_url(volume, storage)):

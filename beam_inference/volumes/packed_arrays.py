@@ -57,7 +57,7 @@ def unpack_arrays(packed: bytes, place: str) -> Arrays:
     """
     try:
         return _unpack(packed, place)
-    except (zstandard.ZstdError, TypeError) as error:
+    except (zstandard.ZstdError, TypeError, OverflowError, SyntaxError, MemoryError) as error:
         raise ValueError(str(error)) from None
 
 

@@ -154,7 +154,8 @@ def test_claims_and_signs_of_life(
     crew.give_sign("dead-1", SIGN)
     _tear_all(done.state, pattern, tear)
     assert main(["run", done.path, "--set", "job.timeouts.claim=0.3"]) == 0
-    assert "has given no sign of life: its chunks from 0 are done here" in caplog.text
+    if "length" not in pattern:  # else stretches differ, and nobody looks for the other's claim
+        assert "has given no sign of life: its chunks from 0 are done here" in caplog.text
     assert main(["verify", done.path, "--deep"]) == 0
     assert files_of(done.output) == done.files
     left = [path for name in ("claims", "workers") for path in (done.state / name).rglob("*.json")]
