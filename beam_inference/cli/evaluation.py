@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beam_inference.cli.argument_types import natural, positive, shape
@@ -18,7 +17,7 @@ from beam_inference.cli.command import (
     add_logging,
     set_action,
 )
-from beam_inference.cli.written_files import check_page, check_result, refuse_inside
+from beam_inference.cli.written_files import check_page, check_result, refuse_inside, replace_file
 from beam_inference.geometry.zyx import Zyx
 
 if TYPE_CHECKING:
@@ -213,10 +212,12 @@ def evaluate(options: EvaluateOptions) -> int:
         print(outcome.summary("the scores", options.command_to_continue))
         return outcome.exit_code
     if options.page is not None:
-        Path(options.page).write_text(render_evaluation(evaluation, series), encoding="utf-8")
+        with replace_file(options.page) as page:
+            page.write_text(render_evaluation(evaluation, series), encoding="utf-8")
     text = json.dumps((series or evaluation).as_json(), indent=1)
     if options.to is not None:
-        Path(options.to).write_text(text, encoding="utf-8")
+        with replace_file(options.to) as result:
+            result.write_text(text, encoding="utf-8")
     print(text if options.json else _describe(evaluation, series))
     return outcome.exit_code
 

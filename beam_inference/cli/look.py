@@ -18,7 +18,7 @@ from beam_inference.cli.job_options import (
     add_overrides,
     load_launched_job,
 )
-from beam_inference.cli.written_files import check_folder, check_page
+from beam_inference.cli.written_files import check_folder, check_page, replace_file
 from beam_inference.errors import COMPLETE, ConfigError, StateError
 
 if TYPE_CHECKING:
@@ -144,7 +144,6 @@ def report(options: ReportOptions) -> int:
         raise ConfigError(
             f"report needs {' and '.join(absent)}: pip install 'beam-inference[report]'"
         )
-    path = Path(options.to)
     check_page("--to", options.to)
     from beam_inference.config.cohort import Cohort
 
@@ -158,7 +157,8 @@ def report(options: ReportOptions) -> int:
     job = launched.relocated_job
     facts = gather_facts(job, launched.state)
     page = make_report(job, launched.state, facts, datetime.now(UTC), options.worker_price)
-    path.write_text(render(page), encoding="utf-8")
+    with replace_file(options.to) as file:
+        file.write_text(render(page), encoding="utf-8")
     print(f"{options.to}: {facts.done:,} of {facts.chunks:,} chunks done")
     return COMPLETE
 
@@ -173,7 +173,8 @@ def _report_volumes(cohort: Cohort, options: ReportOptions) -> int:
     rows = [describe_volume(volume, when) for volume in volumes]
     name = Path(options.job).stem
     page = render_volumes(name, rows, when, options.worker_price)
-    Path(options.to).write_text(page, encoding="utf-8")
+    with replace_file(options.to) as file:
+        file.write_text(page, encoding="utf-8")
     complete = sum(row.verdict[0] == "good" for row in rows)
     print(f"{options.to}: {complete:,} of {len(rows):,} volumes complete")
     return COMPLETE
@@ -224,7 +225,8 @@ def mosaic(options: MosaicOptions) -> int:
         )
     output = launched.open_output("nothing to draw")
     receipts = state.read_receipts(spread(indices, options.count))
-    draw(job, receipts, open_input_under_output(job), output, Path(options.to))
+    with replace_file(options.to) as picture:
+        draw(job, receipts, open_input_under_output(job), output, picture)
     print(f"{options.to}: {len(receipts)} of {len(indices)} finished chunks")
     return COMPLETE
 
@@ -266,7 +268,9 @@ def thumbnail(options: ThumbnailOptions) -> int:
 
     check_picture(options.to)
     storage = storage_of_environment(LOCAL)
-    print(draw_thumbnail(url_of(options.volume), storage, Path(options.to), options.planes))
+    with replace_file(options.to) as picture:
+        told = draw_thumbnail(url_of(options.volume), storage, picture, options.planes)
+    print(f"{options.to}: {told}")
     return COMPLETE
 
 

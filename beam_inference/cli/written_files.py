@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from beam_inference.errors import ConfigError
+from beam_inference.errors import ConfigError, WorkerFault
 
 _MARK = b'<meta name="generator" content="beam-inference">'
 _HEAD_BYTES = 4096
@@ -61,6 +63,30 @@ def refuse_inside(flag: str, path: str, volumes: Iterable[str]) -> None:
             raise ConfigError(
                 f"{flag} {path} lies in the volume {volume}, which is read. Write it beside it"
             )
+
+
+@contextmanager
+def replace_file(path: str) -> Iterator[Path]:
+    """Write a file whole, or not at all.
+
+    Args:
+        path: of the file.
+
+    Yields:
+        The path of a draft beside it, with the same suffix; it takes its place at the end.
+
+    Raises:
+        WorkerFault: it cannot be written.
+    """
+    target = Path(path)
+    draft = target.with_name(f".{uuid.uuid4().hex[:8]}.{target.name}")
+    try:
+        yield draft
+        draft.replace(target)
+    except OSError as error:
+        raise WorkerFault(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def check_folder(flag: str, path: str) -> None:

@@ -57,7 +57,7 @@ def draw_thumbnail(url: str, storage: Storage, path: Path, planes: int) -> str:
     boxes = [BoundingBox((z, y0, x0), (z + 1, y1, x1)) for z in chosen]
     shown = np.stack([volume.read(box)[:, 0] for box in boxes])
     matplotlib.image.imsave(path, _montage(_pixels(shown, labels=labels)))
-    return f"{path}: {len(chosen)} of {z1 - z0} planes of scale {scale}, {y1 - y0}×{x1 - x0} pixels"
+    return f"{len(chosen)} of {z1 - z0} planes of scale {scale}, {y1 - y0}×{x1 - x0} pixels"
 
 
 def _open_coarse_scale(url: str, storage: Storage, count: int) -> tuple[Volume, int]:

@@ -1,5 +1,6 @@
 """Files beside the output: none of anybody else's is replaced."""
 
+import errno
 import json
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 from helpers import write_volume
 
 from beam_inference.cli.main import main
-from beam_inference.cli.written_files import check_page, check_result
-from beam_inference.errors import ConfigError
+from beam_inference.cli.written_files import check_page, check_result, replace_file
+from beam_inference.errors import ConfigError, WorkerFault
 
 PAGE = '<!DOCTYPE html><meta name="generator" content="beam-inference">'
 
@@ -99,3 +100,19 @@ def test_levels_that_are_cut_off_are_counted_again(tmp_path, monkeypatch):
         (tmp_path / "levels.json").write_bytes(torn)
         assert main([*words, "--overwrite"]) == 0
         assert (tmp_path / "levels.json").read_bytes() == first
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    with replace_file(str(tmp_path / "a.png")) as draft:
+        assert draft.suffix == ".png"
+        draft.write_text("whole")
+
+    def write_half():
+        with replace_file(str(tmp_path / "a.png")) as draft:
+            draft.write_text("half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(WorkerFault, match=r"cannot write .*a\.png: No space left"):
+        write_half()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+    assert (tmp_path / "a.png").read_text() == "whole"
