@@ -38,6 +38,13 @@ QUANTILES = (
 )
 
 
+StoredInteger = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+StoredFloat = Annotated[FiniteFloat, Field(ge=-4e38, le=4e38)]
+"""A value that a volume may hold, or a mean of such values."""
+
+Deviation = Annotated[FiniteFloat, Field(ge=0, le=8e38)]
+
+
 class ValueLevels(Frozen):
     """Levels of some values.
 
@@ -51,9 +58,9 @@ class ValueLevels(Frozen):
     """
 
     number: Annotated[int, Field(gt=0, lt=2**63)]
-    values: list[int | FiniteFloat]
-    mean: FiniteFloat
-    std: Annotated[FiniteFloat, Field(ge=0)]
+    values: list[StoredInteger | StoredFloat]
+    mean: StoredFloat
+    std: Deviation
     upto: list[tuple[Annotated[int, Field(ge=0, lt=2**63)], FiniteFloat, FiniteFloat]]
 
     @model_validator(mode="after")

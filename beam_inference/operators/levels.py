@@ -17,13 +17,22 @@ from pydantic import Field, ValidationError, model_validator
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Frozen, Point
-from beam_inference.config.normalize import Affine, Contrast, Sections, Standard
+from beam_inference.config.normalize import (
+    LEAST_DIVISOR,
+    Affine,
+    Contrast,
+    Sections,
+    Standard,
+)
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.operators.distributions import (
     QUANTILES,
     ArrayValues,
+    Deviation,
+    StoredFloat,
+    StoredInteger,
     ValueLevels,
     describe_values,
 )
@@ -94,11 +103,11 @@ class Levels(Frozen):
     dtype: str
     start: int
     quantiles: list[float]
-    volume: list[int | float]
-    sections: list[list[int]] | None
-    mean: float
-    std: float
-    section_moments: list[tuple[float, float]] | None = None
+    volume: list[StoredInteger | StoredFloat]
+    sections: list[list[StoredInteger]] | None
+    mean: StoredFloat
+    std: Deviation
+    section_moments: list[tuple[StoredFloat, Deviation]] | None = None
     channels: list[ValueLevels] | None = None
     nonzero: NonzeroLevels | None = None
     object: ObjectLevels | None = None
@@ -114,6 +123,9 @@ class Levels(Frozen):
         lengths = {len(self.volume), *map(len, self.sections or [])}
         if lengths | {len(each.values) for each in channels} != {len(self.quantiles)}:
             raise ValueError("it does not hold a value for each quantile")
+        rows: list[Sequence[float]] = [self.volume, *(self.sections or [])]
+        if any(list(each) != sorted(each) for each in rows):
+            raise ValueError("its values at quantiles do not ascend")
         if self.object is not None and self.nonzero is None:
             raise ValueError("it holds levels of an object, and of nothing that is not zero")
         if any(len(each) != len(self.channels or []) for each in parts):
@@ -256,7 +268,7 @@ def _contrast(wanted: Contrast, levels: Levels) -> Affine | Sections:
         pairs = [(float(of[low]), float(max(of[high], of[low] + 1))) for of in levels.sections]
         return Sections(start=levels.start, levels=pairs)
     span = levels.volume[high] - levels.volume[low]
-    if not span:
+    if span < LEAST_DIVISOR:
         raise ConfigError(
             f"model.normalize: {levels.input} has one value at both quantiles, {levels.volume[low]}"
         )
@@ -272,12 +284,8 @@ def _standard(wanted: Standard, levels: Levels) -> Affine | Sections:
                 "INPUT --to FILE --overwrite"
             )
         pairs = [(mean, mean + std) for mean, std in levels.section_moments]
-        if not np.isfinite(pairs).all():
-            raise ConfigError(
-                f"model.normalize: {wanted.levels} holds means and deviations that are no numbers"
-            )
         return Sections(start=levels.start, levels=pairs, clip=wanted.clip)
-    if not levels.std:
+    if levels.std < LEAST_DIVISOR:
         raise ConfigError(
             f"model.normalize: {levels.input} has one value throughout, {levels.mean:g}"
         )

@@ -239,6 +239,10 @@ def test_predict_takes_steps_of_patches_but_none_of_levels(made):
         ({"mean": float("nan")}, "has written: Input should be a finite number"),
         (
             {"upto": [[1, 1e300, 1e308]] * len(QUANTILES), "mean": -1e308},
+            "has written: Input should be greater than or equal to -4",
+        ),
+        (
+            {"upto": [[1, -1e308, 0.0]] * 9 + [[1, 1e308, 0.0]] * (len(QUANTILES) - 9)},
             "holds sums that are too large",
         ),
         ({"values": list(range(len(QUANTILES), 0, -1))}, "its values at quantiles do not ascend"),

@@ -292,3 +292,30 @@ def test_a_flat_volume_has_no_contrast_but_flat_sections_are_zero(tmp_path):
         tmp_path,
     )
     assert not read_volume(tmp_path / "out").any()
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("form", "changes"),
+    [
+        ({"to": "standard"}, {"std": 5e-324}),
+        ({"to": "standard"}, {"std": -1.0}),
+        ({"to": "standard"}, {"mean": 1e300}),
+        ({"to": "standard", "by": "section"}, {"section_moments": [[0.0, -1.0]] * 40}),
+        ({}, {"volume": [HUGE] * 19}),
+        ({}, {"volume": [0.0] * 9 + [5e-324] * 10}),
+        ({}, {"volume": list(range(19, 0, -1))}),
+        ({"by": "section"}, {"sections": [[HUGE] * 19] * 40}),
+        ({"by": "section"}, {"sections": [list(range(19, 0, -1))] * 40}),
+    ],
+    ids=lambda value: " ".join(value) or "contrast",
+)
+def test_levels_that_no_volume_has_are_refused(made, tmp_path, form, changes):
+    url, path = made
+    (tmp_path / "levels.json").write_text(json.dumps(json.loads(path.read_text()) | changes))
+    model = {"normalize": {"levels": "levels.json", **form}}
+    with pytest.raises(ConfigError):
+        prepare(parse_job(job_values(url, "out", model=model), tmp_path))
+    assert not (tmp_path / "out").exists()
