@@ -13,6 +13,7 @@ import yaml
 from beam_inference.arrays import AnyArray
 from beam_inference.conversion.find_source import find_source
 from beam_inference.conversion.protocol import AXES_TURNED, SourceInfo
+from beam_inference.environment import available_memory
 from beam_inference.errors import ConfigError, StateError, VolumeError, WorkerFault
 from beam_inference.evaluation.boxes import (
     RECORD_FILE,
@@ -58,6 +59,10 @@ class Corrections:
     weights: str | None
 
 
+_BYTES_PER_VOXEL = 16
+"""Of a box: its labels as they are stored and as they are kept, and what is hashed of them."""
+
+
 def take_corrections(folder: Path, training: Path, to: Path, *, weight: float = 1.0) -> Corrections:
     """Take corrected labels back: as volumes of a further training, in the same split.
 
@@ -85,6 +90,8 @@ def take_corrections(folder: Path, training: Path, to: Path, *, weight: float = 
             f"{to}: expected the name of a new YAML file. Its results go to {output}, which must "
             "not be those of the earlier training."
         )
+    image = open_volume(judged.image, scale=judged.scale, storage=earlier.storage)
+    _check_boxes(folder, record, image.bounds)
     labels = {box.name: _read_labels(folder, box, record.format) for box in record.boxes}
     corrected = [box for box in record.boxes if hash_labels(labels[box.name]) != box.labels_sha256]
     if not corrected:
@@ -95,12 +102,12 @@ def take_corrections(folder: Path, training: Path, to: Path, *, weight: float = 
     targets = {box.name: folder / _CORRECTED / box.name for box in corrected}
     for target in targets.values():
         _refuse_links(target)
-    size = open_volume(judged.image, scale=judged.scale, storage=earlier.storage).voxel_size_nm
     for box in corrected:
         target = targets[box.name]
         plan_replacement(target.absolute().as_uri(), LOCAL).remove()
         values = labels[box.name][None]
-        write_blocks(target, values, box.box.box, size or (1.0, 1.0, 1.0), _FORMAT, labels=True)
+        size = image.voxel_size_nm or (1.0, 1.0, 1.0)
+        write_blocks(target, values, box.box.box, size, _FORMAT, labels=True)
     weights = Path(earlier.output) / WEIGHTS
     changed = {
         "volumes": [
@@ -156,6 +163,23 @@ def _find_judged(
                 "was changed since. Export boxes again."
             )
     return found[0]
+
+
+def _check_boxes(folder: Path, record: BoxesRecord, bounds: BoundingBox) -> None:
+    """Refuse boxes that do not lie in the image, or do not fit into memory. Raises StateError."""
+    memory = available_memory()
+    for box in record.boxes:
+        needed = _BYTES_PER_VOXEL * box.box.box.size
+        if not bounds.contains(box.box.box):
+            raise StateError(
+                f"{folder / RECORD_FILE} says that {box.name} is {box.box.box}, which is not in "
+                f"the image, {bounds}: it was changed since. Export boxes again."
+            )
+        if memory is not None and needed > memory:
+            raise StateError(
+                f"{box.name}, {box.box.box}, takes {needed:,} bytes of memory, and {memory:,} are "
+                "available: export smaller boxes."
+            )
 
 
 def _refuse_links(target: Path) -> None:

@@ -306,6 +306,7 @@ def test_another_split_is_noticed(workplace, change):
         ({"volume": {"image": "file:///elsewhere"}}, "were not exported for"),
         ({"core": {"start": [0, 0, 0], "stop": [1, 1, 1]}}, "is not inside of its box"),
         ({"everywhere": True}, "not of the training set alone"),
+        ({"box": {"start": [0, 0, 0], "stop": [10**5] * 3}}, "which is not in the image"),
     ],
 )
 def test_a_record_that_somebody_has_changed_is_refused(workplace, changed, match):
@@ -314,7 +315,7 @@ def test_a_record_that_somebody_has_changed_is_refused(workplace, changed, match
     record = json.loads(path.read_text())
     record["volume"] |= changed.get("volume", {})
     box = record["boxes"][0]
-    box |= {"core": changed["core"]} if "core" in changed else {}
+    box |= {key: changed[key] for key in ("core", "box") if key in changed}
     if "everywhere" in changed:
         whole = {"start": list(START), "stop": np.add(START, SHAPE).tolist()}
         box |= {"core": whole, "box": whole}
@@ -323,6 +324,14 @@ def test_a_record_that_somebody_has_changed_is_refused(workplace, changed, match
     with pytest.raises(StateError, match=match):
         take(workplace)
     assert not (workplace / "second.yaml").exists()
+
+
+def test_boxes_that_do_not_fit_into_memory_are_refused(workplace, monkeypatch):
+    made = export(workplace)
+    correct(workplace / "worst", made.record.boxes[1], lambda values: values + 1)
+    monkeypatch.setattr("beam_inference.evaluation.corrections.available_memory", lambda: 1000)
+    with pytest.raises(StateError, match="and 1,000 are available: export smaller boxes"):
+        take(workplace)
 
 
 def test_a_record_that_names_a_training_is_refused(workplace):
