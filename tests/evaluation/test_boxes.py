@@ -306,7 +306,7 @@ def test_another_split_is_noticed(workplace, change):
         ({"volume": {"image": "file:///elsewhere"}}, "were not exported for"),
         ({"core": {"start": [0, 0, 0], "stop": [1, 1, 1]}}, "is not inside of its box"),
         ({"everywhere": True}, "not of the training set alone"),
-        ({"box": {"start": [0, 0, 0], "stop": [10**5] * 3}}, "which is not in the image"),
+        ({"box": {"start": list(START), "stop": [10**5] * 3}}, "which is not in the image"),
     ],
 )
 def test_a_record_that_somebody_has_changed_is_refused(workplace, changed, match):
