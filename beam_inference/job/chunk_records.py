@@ -144,7 +144,8 @@ class ChunkEntries:
         while under_way:
             chunk, key, length, read, reading = under_way.popleft()
             url = f"{self._url}/{key}"
-            result = retry_request("read", url, or_else_again(reading, read), length)
+            most = max(length, _MOST_BYTES)  # it may have been written since
+            result = retry_request("read", url, or_else_again(reading, read), most)
             if result.state == "value":
                 text = bytes(result.value)
                 generation = result.stamp.generation
@@ -161,7 +162,7 @@ class ChunkEntries:
         chunk, key = place
         url = f"{self._url}/{key}"
         length = local_bytes(url)
-        refuse_pipe(url, length)
+        refuse_pipe(url, max(length, _MOST_BYTES))
         part = slice(0, 1) if length > _MOST_BYTES else slice(None)
         read = partial(self._store.read, key, byte_range=part)
         return _Reading(chunk, key, length, read, read())
