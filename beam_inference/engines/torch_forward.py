@@ -114,6 +114,16 @@ def _activate_heads(values: Tensor, activation: str, heads: Sequence[Head]) -> T
 
 
 def _activate(values: Tensor, activation: str) -> Tensor:
-    if activation == "sigmoid":
-        return values.sigmoid()
-    return values.softmax(dim=1) if activation == "softmax" else values
+    if activation == "none":
+        return values
+    if not values.is_cpu:
+        return values.sigmoid() if activation == "sigmoid" else values.softmax(dim=1)
+    # CPUs compute the last values of an array in another way than those that fill their vectors:
+    # one patch after the other, so that its place in the batch changes no bit
+    result = torch.empty_like(values)
+    for patch, into in zip(values, result, strict=True):
+        if activation == "sigmoid":
+            torch.sigmoid(patch, out=into)
+        else:
+            torch.softmax(patch, 0, out=into)
+    return result

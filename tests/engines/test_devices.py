@@ -17,7 +17,7 @@ from beam_inference.engines.batch_norm_folding import fold_batch_norm
 from beam_inference.engines.devices import device_memory, find_accelerator
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.speed import fastest_batch_size
-from beam_inference.engines.torch_forward import torch_predictor
+from beam_inference.engines.torch_forward import torch_forward, torch_predictor
 from beam_inference.errors import DeviceOutOfMemory
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.operators.normalize import unit
@@ -254,3 +254,17 @@ def test_the_memory_of_a_device_that_is_absent_is_not_asked_for(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda number: (1, 10 + number))
     assert device_memory("cuda") == device_memory("cuda:0") == 10
     assert device_memory("cuda:1") is None
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("shape", [(2, 3, 6, 6), (3, 1, 5, 7), (1, 9, 9, 9)])
+def test_the_place_of_a_patch_in_its_batch_changes_no_bit_of_an_activation(activation, shape):
+    """CPUs compute the last values of an array otherwise than those before."""
+    forward = torch_forward(lambda batch: batch, "cpu", activation=activation)
+    batch = torch.from_numpy(np.random.default_rng(0).normal(0, 9, (40, *shape)).astype("f4"))
+    alone = torch.cat([forward(patch[None]) for patch in batch])
+    for size in (2, 3, 7):
+        together = torch.cat([forward(part) for part in batch.split(size)])
+        assert together.numpy().tobytes() == alone.numpy().tobytes()
+    turned = torch.cat([forward(part.flip(0)).flip(0) for part in batch.split(4)])
+    assert turned.numpy().tobytes() == alone.numpy().tobytes()
