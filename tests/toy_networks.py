@@ -352,3 +352,43 @@ def coarser() -> nn.Module:
 def halved() -> nn.Module:
     """Means over 1 x 2 x 2 voxels of two channels that tell places in a patch from each other."""
     return nn.Sequential(Position(), nn.AvgPool3d((1, 2, 2)))
+
+
+class LessItsMean(nn.Module):
+    """Takes the mean over all of its batch."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch - batch.mean()
+
+
+def less_its_mean() -> nn.Module:
+    return LessItsMean()
+
+
+class LastBitsByPlace(nn.Module):
+    """Computes what does not fill a vector of 16 values in another way, as processors do."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        flat = batch.flatten()
+        flat[len(flat) // 16 * 16 :] *= 1 + 2**-22
+        return flat.reshape(batch.shape)
+
+
+def last_bits_by_place() -> nn.Module:
+    return LastBitsByPlace()
+
+
+class Remembering(nn.Module):
+    """Takes a mean over what it has seen so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = 0.0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * float(batch.mean())
+        return batch - self.mean
+
+
+def remembering() -> nn.Module:
+    return Remembering()

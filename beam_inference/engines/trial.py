@@ -89,6 +89,8 @@ def check_contract(
 ) -> ContractReport:
     """Run one batch of a patch twice, or half of it where the device has too little memory.
 
+    Another batch comes between.
+
     Args:
         predictor: the network on its device.
         patch: (channels, Z, Y, X), stored values, grown by the crop margin.
@@ -198,9 +200,10 @@ def _try_batch(
     patch_shape: Zyx,
     crop_margin: Zyx,
 ) -> ContractReport:
-    """Run one batch of a patch twice; ``shape`` is that of the answer, (patches, channels)."""
+    """Run one batch of a patch twice, and noise between: ``shape`` is the answer's, (N, C)."""
     on_host = predictor.device.on_host
     bound = bound_memory() if on_host else nullcontext()
+    noise = noise_unlike(patch)
     with bound, predictor.device.session(), avoid_heap():
         array = predictor.device.empty((shape[0], *patch.shape))
 
@@ -216,6 +219,9 @@ def _try_batch(
         high = float(predictions.max())
         answer = _sample(predictor, predictions)
         del predictions  # before the next ones, as in a job
+        # what a network keeps of one batch for the next shows only if that is another one
+        array[:] = predictor.device.upload(noise)
+        predictor.predict(normalize(array))
         batch = make_batch()
         if on_host and not keeps_memory(predictor.description.get("engine", "torch")):
             # what PyTorch makes at its first call is not made again
@@ -317,6 +323,16 @@ def without_blank(patch: AnyArray) -> AnyArray:
         else random.random(patch.shape)
     )
     return noise.astype(patch.dtype)
+
+
+def noise_unlike(patch: AnyArray) -> AnyArray:
+    """Noise of another mean and deviation, and of larger values, where the dtype has any."""
+    low, high = (float(np.nan_to_num(end)) for end in (patch.min(), patch.max()))
+    span = (high - low) or 1.0
+    noise = np.random.default_rng(0).random(patch.shape) * (5 * span) + (low - span)
+    info = np.iinfo(patch.dtype) if patch.dtype.kind in "iu" else np.finfo(patch.dtype)
+    # the largest integers of 64 bits are not among the numbers of 64 bits
+    return noise.clip(float(info.min), np.nextafter(float(info.max), 0)).astype(patch.dtype)
 
 
 def _answers(

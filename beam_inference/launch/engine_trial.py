@@ -16,6 +16,7 @@ from beam_inference.config.definite import (
 from beam_inference.config.devices import kind_of
 from beam_inference.config.job import BatchSize, Inference, JobConfig, Network
 from beam_inference.config.operators import interval_after
+from beam_inference.engines.batch_effect import BatchEffect
 from beam_inference.engines.choice import describe_engine, engines_to_measure, engines_to_try
 from beam_inference.engines.loading import load_predictor, load_reference, quantize_network
 from beam_inference.engines.predictor import Predictor
@@ -42,6 +43,7 @@ from beam_inference.worker.trial import (
     largest_predictions,
     patch_to_try,
     patches_to_try,
+    try_batch,
     try_network,
 )
 
@@ -262,9 +264,18 @@ class _Trier:
         report = self._run(config, predictor, reference)
         if batch_size == "auto":
             best = self._find_batch_size(config, predictor, report)
+            if best > 1 and not self._try_batch(config, predictor, best).is_none:
+                logger.info(
+                    "inference.batch_size: auto is 1: in batches of %d, the network's answer to a "
+                    "patch depends on its batch",
+                    best,
+                )
+                best = 1
             settings = replace(settings, batch_size=best)
             report = self._run(self._make_definite(settings), predictor, reference)
         fitting = self._make_definite(replace(settings, batch_size=report.batch_size))
+        if batch_size != "auto" and report.batch_size > 1:
+            self._check_batch(config, predictor, report.batch_size)
         if quantized is not None:
             self._compare_speed(fitting, predictor)
         return NetworkTrial(fitting, settings, predictor, report, quantized)
@@ -307,6 +318,32 @@ class _Trier:
         patch = patch_to_try(config, self.job.input, self.job.plan)
         normalize = make_normalization(config.model.normalize, self.job.input.values_dtype)
         return seconds_per_patch(predictor, patch, normalize, report.batch_size)
+
+    def _check_batch(self, config: DefiniteConfig, predictor: Predictor, size: int) -> None:
+        """Refuse a network that mixes the patches of a batch; warn where last bits differ.
+
+        Raises:
+            ModelContractError: it mixes them.
+        """
+        effect = self._try_batch(config, predictor, size)
+        if not effect.is_rounding:
+            raise ModelContractError(
+                f"in batches of {size} the network's answer to a patch depends on the others, by "
+                f"{effect.largest:.1e}, root mean square: it normalizes over the whole batch, say. "
+                "The output would depend on how the volume is cut into chunks. Write "
+                "inference.batch_size: 1."
+            )
+        if not effect.is_none:
+            logger.warning(
+                "in batches of %d the last bits of the network's answer to a patch depend on its "
+                "batch (%.1e, root mean square): a job that is cut into other chunks has other "
+                "last bits. With inference.batch_size: 1 it has the same",
+                size,
+                effect.largest,
+            )
+
+    def _try_batch(self, config: DefiniteConfig, predictor: Predictor, size: int) -> BatchEffect:
+        return try_batch(predictor, config, self.job.input, self.job.plan, size)
 
     def _find_batch_size(
         self, config: DefiniteConfig, predictor: Predictor, report: ContractReport

@@ -65,6 +65,7 @@ def fit_weights(
         if all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
     own = module.state_dict()
+    state = _without_holder(state, own)
     _refuse_other_numbers(state, own, source)
     try:
         if (
@@ -84,6 +85,21 @@ def fit_weights(
     rest = [name for name, tensor in module.named_buffers() if tensor.is_meta]
     if rest:
         raise ModelContractError(f"{source} has no values for {', '.join(rest)}")
+
+
+def _without_holder(state: Json, own: Mapping[str, torch.Tensor]) -> Json:
+    """Take off what all names begin with, if the network's own names are left.
+
+    It is the attribute of a class that held the network while it was trained, as PyTorch
+    Lightning's modules do.
+    """
+    stripped = state
+    while stripped and not stripped.keys() & own.keys():
+        holder = next(iter(stripped)).partition(".")[0] + "."
+        if not all(key.startswith(holder) for key in stripped):
+            break
+        stripped = {key.removeprefix(holder): value for key, value in stripped.items()}
+    return stripped if stripped.keys() == own.keys() else state
 
 
 def _refuse_other_numbers(

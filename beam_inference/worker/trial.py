@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import DefiniteConfig
+from beam_inference.engines.batch_effect import BatchEffect, effect_of_batch
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.trial import (
     ContractReport,
@@ -217,3 +218,39 @@ def try_network(
                 f"smaller, or inference.patch_shape. ({error})"
             ) from None
     return replace(report, difference=max(differences, key=attrgetter("typical")))
+
+
+def try_batch(
+    predictor: Predictor,
+    config: DefiniteConfig,
+    volume: InputVolume,
+    plan: InferencePlan,
+    batch_size: int,
+) -> BatchEffect:
+    """Try how far the answer to the patch in the middle of the domain depends on its batch.
+
+    Args:
+        predictor: the network on its device.
+        config: the job.
+        volume: its input.
+        plan: its geometry.
+        batch_size: patches of a batch, 2 or more, for which the device has memory.
+
+    Raises:
+        ModelContractError: the network took too long, or the device has too little memory.
+    """
+    patch = patch_to_try(config, volume, plan)
+    watch = NetworkWatch(config.job.timeouts.network)
+    with watch.watch("the trial of its batches"):
+        try:
+            return effect_of_batch(
+                watch.wrap_predictor(predictor),
+                patch,
+                normalization(config, volume.values_dtype),
+                batch_size,
+            )
+        except DeviceOutOfMemory as error:
+            raise ModelContractError(
+                f"the device is out of memory for {batch_size} patches a batch and one more. Make "
+                f"inference.batch_size smaller, or inference.patch_shape. ({error})"
+            ) from None

@@ -95,6 +95,8 @@ def trained():
         "data_parallel",
         "compiled",
         "compiled data_parallel",
+        "Lightning",
+        "Lightning compiled",
         "safetensors",
         "safetensors named .pth",
     ],
@@ -110,12 +112,23 @@ def test_weights_in_every_form(tmp_path, trained, kind):
         torch.save({"model": state, "args": {"lr": 0.1}}, path)
     elif kind == "nnU-Net":
         torch.save(NNUNET_CHECKPOINT | {"network_weights": state}, path)
+    elif kind.startswith("Lightning"):
+        prefix = "net.0." + "_orig_mod." * ("compiled" in kind)
+        held = {f"{prefix}{key}": value for key, value in state.items()}
+        torch.save({"state_dict": held, "hyper_parameters": {"lr": 0.1}}, path)
     elif "data_parallel" in kind or "compiled" in kind:
         prefix = "_orig_mod." * ("compiled" in kind) + "module." * ("data_parallel" in kind)
         torch.save({f"{prefix}{key}": value for key, value in state.items()}, path)
     else:
         torch.save(state, path)
     np.testing.assert_array_equal(predict(toy("conv", weights=str(path))), expected(trained))
+
+
+@pytest.mark.parametrize("names", [["net.weight", "net.bias", "loss.weight"], ["", "net.bias"]])
+def test_names_are_kept_where_the_networks_own_would_not_be_left(tmp_path, names):
+    torch.save(dict.fromkeys(names, torch.ones(1)), tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match=f"do not fit the network: .*{names[1]}"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
