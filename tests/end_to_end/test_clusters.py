@@ -8,6 +8,7 @@ they are not named.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +19,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from clusters.flink import FlinkOnHosts, flink_on_hosts
 from clusters.hosts import free_port, listens, wait_until
+from clusters.memory_limits import no_more_memory
 from clusters.programs import job_server_flags, package_of, skip_if_refused
 from clusters.results import keep_result
 from clusters.spark import SparkOnHosts, spark_on_hosts
-from helpers import files_of, read_volume, truncated
+from helpers import files_of, read_volume, truncated, write_job, write_volume
 
 from beam_inference.cli.main import main
 from beam_inference.job.state import State
@@ -171,12 +174,23 @@ def test_exchange_with_its_pyramid(engine, conv_exchange_job, tmp_path, result):
     [
         ["convert", "IN", "OUT", "--block_shape", "16,16,16"],
         ["components", "IN", "OUT", "--threshold", "200"],
+        ["segment", "AFFINITIES", "OUT", "--threshold", "150", "--low", "60", "--high", "250"],
+        ["pyramid", "OUT", "--num-scales", "2"],
     ],
     ids=lambda words: words[0],
 )
 def test_commands_on_volumes(engine, words, volume_in, tmp_path, result):
+    array = read_volume(volume_in)[0]
+    write_volume(tmp_path / "affinities", np.stack([array] * 3), (3, -5, 2))
+
     def run(target, flags):
-        names = {"IN": str(volume_in), "OUT": str(tmp_path / target)}
+        names = {
+            "IN": str(volume_in),
+            "AFFINITIES": str(tmp_path / "affinities"),
+            "OUT": str(tmp_path / target),
+        }
+        if words[0] == "pyramid":
+            write_volume(tmp_path / target, array, (3, -5, 2))
         assert main([*(names.get(word, word) for word in words), *flags]) == 0
 
     run("here", [])
@@ -185,6 +199,38 @@ def test_commands_on_volumes(engine, words, volume_in, tmp_path, result):
     assert here
     assert files_of(tmp_path / "there") == here
     result(f"`{words[0]}`")
+
+
+def test_steps_one_after_the_other(engine, conv_job, tmp_path, result):
+    _, expected = conv_job
+    job = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    steps = {
+        "map": job,
+        "objects": "components out objects --channel 0 --threshold 0.1 --block_shape 16,16,16",
+        "pyramid": "pyramid objects --num-scales 1",
+    }
+    path = str(write_job(tmp_path / "steps.yaml", {"steps": steps}))
+    assert main(["run", path, *engine.flags]) == 0
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
+    there = files_of(tmp_path / "objects")
+    shutil.rmtree(tmp_path / "objects")
+    assert main(["run", path, "--step", "objects"]) == 0
+    assert main(["run", path, "--step", "pyramid"]) == 0
+    assert files_of(tmp_path / "objects") == there
+    result("steps: a job, `components`, `pyramid`")
+
+
+def test_a_launch_on_this_machine_joins(engine, slow_job, tmp_path, result):
+    path, expected = slow_job
+    with start(path, engine.flags) as there:
+        wait_for_receipts(there, tmp_path / "out", 1)
+        with start(path, []) as here:
+            for run in (here, there):
+                end_well(run, expected, tmp_path / "out")
+    done = [receipt.worker for receipt in receipts_of(tmp_path / "out")]
+    assert len(done) == 18
+    assert len(set(done)) >= 2, "both did some"
+    result("a `run` on this machine joins the one that is under way")
 
 
 def test_a_corrupt_block_is_quarantined(engine, conv_job, volume_in, tmp_path, result):
@@ -207,6 +253,20 @@ def test_a_worker_process_is_killed(engine, slow_job, tmp_path, result):
     after = {receipt.chunk: receipt for receipt in receipts_of(tmp_path / "out")}
     assert all(after[receipt.chunk] == receipt for receipt in before), "done once, kept"
     result("a worker process killed")
+
+
+def test_a_worker_passes_its_memory_limit(engine, slow_job, tmp_path, result):
+    path, expected = slow_job
+    with no_more_memory(f"bi{os.getpid()}") as deny, start(path, engine.flags) as run:
+        wait_for_receipts(run, tmp_path / "out")
+        before = receipts_of(tmp_path / "out")
+        pid = int(before[0].worker.rpartition(":")[2])
+        deny(pid)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the kernel ends it", 60)
+        end_well(run, expected, tmp_path / "out")
+    after = {receipt.chunk: receipt for receipt in receipts_of(tmp_path / "out")}
+    assert all(after[receipt.chunk] == receipt for receipt in before), "done once, kept"
+    result("a worker process ended by its memory limit (cgroup)")
 
 
 def test_a_host_is_lost_and_comes_back(engine, slow_job, tmp_path, result):
