@@ -56,6 +56,13 @@ def triple_type(
     return parse_triple
 
 
+def some_text(text: str) -> str:
+    """The type of an argument that is not empty, as where a script's variable is."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("nothing is given: is a variable empty?")
+    return text
+
+
 def duration(text: str) -> float:
     """The type of an argument that is a time, such as 3h50m; in seconds."""
     match = re.fullmatch(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", text)
@@ -82,6 +89,7 @@ def _is_positive(value: float) -> bool:
     return 0 < value < math.inf
 
 
+number = number_type(float, math.isfinite, "a number")
 natural = number_type(int, lambda value: value >= 0, "a whole number from 0 on")
 positive = number_type(int, lambda value: value >= 1, "a whole number above 0")
 port = number_type(int, lambda value: 0 <= value < 2**16, "a port, 0 to 65535")

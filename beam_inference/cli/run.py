@@ -19,7 +19,7 @@ from beam_inference.beam.dataflow_gpus import (
     dataflow_flags,
     gpu_options,
 )
-from beam_inference.cli.argument_types import duration, seed, shard, share
+from beam_inference.cli.argument_types import duration, seed, shard, share, some_text
 from beam_inference.cli.command import (
     EXIT_CODES,
     PipelineOptions,
@@ -139,6 +139,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument(
         "--chunks",
+        type=some_text,
         metavar="WHICH",
         action="append",
         default=[],

@@ -74,9 +74,11 @@ class StageRecords:
         except WorkerFault as error:
             raise _unusable(error) from None
         if record.get("fingerprint") != job.fingerprint:
-            description = json.loads(json.dumps(job.description))
+            # as text, as the fingerprint has them: 130 and 130.0 are not the same
             differing = ", ".join(
-                key for key, value in description.items() if record.get(key) != value
+                key
+                for key, value in job.description.items()
+                if json.dumps(record.get(key), sort_keys=True) != json.dumps(value, sort_keys=True)
             )
             raise StateError(
                 f"{job.state_url}/{job.kind} holds records of another job (what differs: "

@@ -414,6 +414,7 @@ def plan_job(
         _find_previews(config, outputs),
     )
     if earlier is None:
+        _warn_of_masks_elsewhere(job)
         job = _with_cheapest_plan(job, place, workers)
     check_output_scale(config, job.plan)
     has_background = config.roi is None and volume.whole == job.output.bounds
@@ -545,6 +546,24 @@ def _check_fill_values(config: JobConfig, volume: InputVolume, masks: Mapping[st
         read = [each.dtype for each in volume.volumes]
         for dtype in read if key == "input.mask" else dtypes:
             check_fill_value(f"{key}.fill_value", mask.fill_value, dtype)
+
+
+def _warn_of_masks_elsewhere(job: PlannedJob) -> None:
+    """Warn where a mask lies beside all that it masks: nothing is kept there, or everything."""
+    masked = {"input.mask": ("the input", job.input.bounds), "mask": ("the ROI", job.roi)}
+    for key, mask in job.masks.items():
+        name, box = masked[key]
+        if not mask.reaches(box):
+            logger.warning(
+                "%s %s, which is %s in voxels of its own, lies wholly beside %s, %s: so %s. Check "
+                "its voxel size and where it begins",
+                key,
+                mask.volume.url,
+                mask.volume.bounds,
+                name,
+                box,
+                "everything is kept" if mask.keeps_any(box) else "nothing is kept",
+            )
 
 
 def _of_voxels(volume: InputVolume, voxels: OutputVoxels) -> str:

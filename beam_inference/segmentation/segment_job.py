@@ -86,7 +86,7 @@ def plan_segmentation(
         to_next=to_next,
         low=comparable_threshold(low, volume.dtype),
         high=comparable_threshold(high, volume.dtype),
-        threshold=threshold,
+        threshold=float(threshold),  # as the command line has it, which finds the same records
         floats=volume.dtype.kind == "f",
         min_size=min_size,
         grid=grid,

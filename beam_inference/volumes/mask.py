@@ -93,6 +93,20 @@ class Mask:
         """Whether any voxel of a box is kept; raises as :meth:`.volume.Volume.read` does."""
         return any(kept.any() for _, kept in self._pieces(box))
 
+    def reaches(self, box: BoundingBox) -> bool:
+        """Whether any voxel of a box lies within the mask's bounds."""
+        return all(
+            any(place is not None for _, place in self._runs(box, axis, box.shape[axis]))
+            for axis in range(3)
+        )
+
+    def kept_in(self, box: BoundingBox) -> NDArray[np.bool_]:
+        """Which voxels of a box (Z, Y, X) are kept; raises as :meth:`keeps_any` does."""
+        found = np.empty(box.shape, bool)
+        for where, kept in self._pieces(box):
+            found[where] = kept
+        return found
+
     def fill(self, array: AnyArray, box: BoundingBox) -> None:
         """Put the fill value where voxels are not kept; raises as :meth:`keeps_any` does.
 

@@ -50,6 +50,8 @@ def test_segment_with_coarser_scales_then_components_in_its_place(image, tmp_pat
     assert result.exit_code == 0
     assert result.objects == len(np.unique(labels[labels > 0]))
     assert len(result.pyramid.scales) == 2
+    whole = {name: int(value) for name, value in LIMITS.items()}
+    assert segment(str(tmp_path / "affinities"), target, **whole, pyramid=True).exit_code == 0
     with pytest.raises(StateError, match="holds records of segment"):
         components(path, target, threshold=200)
     anew = components(path, target, threshold=200, overwrite=True)

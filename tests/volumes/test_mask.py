@@ -247,6 +247,23 @@ def test_a_chunks_mask_is_read_once(tmp_path):
     assert not mask.excludes(box)
 
 
+@pytest.mark.parametrize(
+    ("mask", "told"), [({}, "nothing is kept"), ({"inverse": True}, "everything is kept")]
+)
+@pytest.mark.parametrize("key", ["input.mask", "mask"])
+def test_a_mask_beside_all_that_it_masks_is_told(tmp_path, caplog, mask, told, key):
+    write_volume(tmp_path / "in", INPUT)
+    for start, is_told in ((999, True), (49, False)):
+        caplog.clear()
+        path = write_volume(tmp_path / f"mask{start}", WANTED, (0, 0, start))
+        section = {"path": path, **mask}
+        masks = (section,) if key == "mask" else ()
+        sections = {} if masks else {"input": {"mask": section}}
+        launched(tmp_path, f"out{start}", tmp_path / "in", *masks, model=MODEL, **sections)
+        assert (f"so {told}" in caplog.text) == is_told
+        assert (f"{key} " in caplog.text) == is_told
+
+
 def test_masks_that_say_nothing_of_this_volume_are_refused(tmp_path):
     write_volume(tmp_path / "in", INPUT)
     several = write_volume(tmp_path / "several", INPUT)
