@@ -120,7 +120,7 @@ def _block_stages(plan: Any) -> StageJob:
 _KINDS = {
     "convert": _Kind(volumes.convert, ("source",), "target", _convert_stages, "convert"),
     "resample": _Kind(volumes.resample, ("source", "like"), "target", _resample_stages, "convert"),
-    "levels": _Kind(volumes.levels, ("volume",), "to", _levels_stages, "levels"),
+    "levels": _Kind(volumes.levels, ("volume", "mask"), "to", _levels_stages, "levels"),
     "pyramid": _Kind(
         volumes.pyramid, ("volume",), "volume", _pyramid_stages, "pyramid", is_added=True
     ),

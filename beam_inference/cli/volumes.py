@@ -10,7 +10,9 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from beam_inference.cli.argument_types import natural, offset, positive, shape, voxel_size
+from pydantic import ValidationError
+
+from beam_inference.cli.argument_types import natural, number, offset, positive, shape, voxel_size
 from beam_inference.cli.command import (
     PipelineOptions,
     Subparsers,
@@ -21,6 +23,7 @@ from beam_inference.cli.command import (
 )
 from beam_inference.cli.terminal import print_to_stderr
 from beam_inference.config.fields import Json
+from beam_inference.config.volumes import Mask
 from beam_inference.errors import COMPLETE, ConfigError
 from beam_inference.foreign_text import clean_text
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
@@ -399,8 +402,32 @@ class LevelsOptions(PipelineOptions):
     scale: int
     channel: list[int] | None
     object: bool
+    mask: str | None
+    mask_scale: int | None
+    mask_above: float | None
+    mask_below: float | None
+    mask_equals: list[float] | None
+    mask_inverse: bool
     overwrite: bool
     json: bool
+
+    def mask_section(self) -> Mask | None:
+        """The mask, as a job file has it.
+
+        Raises:
+            ConfigError: what is said of it does not fit together, or of none.
+        """
+        keys = ("scale", "above", "below", "equals", "inverse")
+        given = {key: getattr(self, f"mask_{key}") for key in keys}
+        given = {key: value for key, value in given.items() if value not in (None, False)}
+        if self.mask is None:
+            if given:
+                raise ConfigError(f"--mask-{next(iter(given))} is of a mask: give --mask, too")
+            return None
+        try:
+            return Mask(path=self.mask, **given)
+        except ValidationError as error:
+            raise ConfigError(f"--mask: {error.errors()[0]['msg']}") from None
 
 
 def _add_levels(subparsers: Subparsers) -> None:
@@ -436,6 +463,47 @@ def _add_levels(subparsers: Subparsers) -> None:
         help="also count the inside of the object alone, for of: object",
     )
     parser.add_argument(
+        "--mask",
+        metavar="MASK",
+        help=(
+            "count only where this volume, of one channel and any voxel size, is not zero, or as "
+            "the following flags say; a section of which nothing is kept has the levels of the "
+            "whole"
+        ),
+    )
+    parser.add_argument(
+        "--mask-scale",
+        "--mask_scale",
+        type=natural,
+        metavar="N",
+        help="scale of the mask (default: 0)",
+    )
+    parser.add_argument(
+        "--mask-above",
+        "--mask_above",
+        type=number,
+        metavar="V",
+        help="where the mask is larger than this",
+    )
+    parser.add_argument(
+        "--mask-below",
+        "--mask_below",
+        type=number,
+        metavar="V",
+        help="where the mask is smaller than this",
+    )
+    parser.add_argument(
+        "--mask-equals",
+        "--mask_equals",
+        type=number,
+        action="append",
+        metavar="V",
+        help="where the mask has this value; repeatable",
+    )
+    parser.add_argument(
+        "--mask-inverse", "--mask_inverse", action="store_true", help="everywhere else, instead"
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="count again, after the volume was changed"
     )
     add_json(parser)
@@ -462,6 +530,7 @@ def levels(options: LevelsOptions) -> int:
             overwrite=options.overwrite,
             beside=beside,
             finds_object=options.object,
+            mask=options.mask_section(),
         )
     target = url_of(options.to)
     if options.json:
@@ -485,6 +554,7 @@ def levels_plan(options: LevelsOptions) -> LevelsPlan:
         storage=storage_of_environment(LOCAL),
         beside=beside,
         finds_object=options.object,
+        mask=options.mask_section(),
     )
 
 

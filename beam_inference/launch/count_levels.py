@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from beam_inference.beam.stage_runner import StageOutcome, check_place, run_stages
 from beam_inference.config.storage import Storage
+from beam_inference.config.volumes import Mask
 from beam_inference.errors import ConfigError
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
@@ -28,6 +29,7 @@ from beam_inference.volumes.kvstores import (
     storage_of_environment,
     url_of,
 )
+from beam_inference.volumes.mask import open_mask
 
 _BEGINNING = b'{"input":'
 """How files of levels begin."""
@@ -44,6 +46,7 @@ def count_levels(
     overwrite: bool = False,
     beside: Sequence[str] = (),
     finds_object: bool = False,
+    mask: Mask | None = None,
 ) -> StageOutcome:
     """Count a volume's values, overall and in each section along z, and write their levels.
 
@@ -61,12 +64,15 @@ def count_levels(
         beside: further volumes of the same voxels, whose channels are counted with its own.
         finds_object: whether the inside of the object that they show is counted, too; its holes are
             written to a folder beside the file, see :mod:`beam_inference.volumes.holes`.
+        mask: where voxels count; None for all. A section of which it keeps nothing has the levels
+            of the whole.
 
     Raises:
         UserError: the values cannot be counted, or other records are in the way.
     """
     storage = storage_of_environment(LOCAL) if storage is None else storage
-    check_place(flags, [url_of(each) for each in (volume, *beside, to)])
+    masks = () if mask is None else (mask.path,)
+    check_place(flags, [url_of(each) for each in (volume, *beside, *masks, to)])
     plan = plan_levels(
         volume,
         to,
@@ -75,9 +81,10 @@ def count_levels(
         storage=storage,
         beside=beside,
         finds_object=finds_object,
+        mask=mask,
     )
     plan.check_file()
-    for each in (volume, *beside):
+    for each in (volume, *beside, *masks):
         warn_if_unfinished(url_of(each), storage)
     StageRecords(plan.job).begin(overwrite=overwrite or plan.begins_anew())
     holes = holes_url(url_of(to))
@@ -121,12 +128,13 @@ class LevelsPlan:
         """
         storage = self.job.storage
         place = place_of_url(self.folder, storage)
-        counted = (self.count.path, *self.count.beside)
+        counted = [self.count.path, *self.count.beside]
+        counted += [] if self.count.mask is None else [self.count.mask.path]
         for volume in counted:
             if is_within(place, place_of_url(volume, storage)):
                 raise ConfigError(
                     f"--to {self.folder}/{self.name} lies in the volume {volume}, "
-                    "which is counted. Write it beside the volume"
+                    "which is read. Write it beside the volume"
                 )
         text = read_key(open_kvstore(self.folder, storage), self.name, self.folder)
         if text and not text.startswith(_BEGINNING):  # one that is cut off is made again
@@ -158,6 +166,7 @@ def plan_levels(
     storage: Storage,
     beside: Sequence[str],
     finds_object: bool,
+    mask: Mask | None = None,
 ) -> LevelsPlan:
     """Open the volumes whose values are counted; nothing is written. See :func:`count_levels`.
 
@@ -166,6 +175,12 @@ def plan_levels(
     """
     url = url_of(volume)
     others = [url_of(each) for each in beside]
+    if mask is not None:
+        if finds_object:
+            raise ConfigError(
+                "--object finds where the volume itself shows something, --mask says so: give one"
+            )
+        mask = mask.model_copy(update={"path": url_of(mask.path)})
     stages = plan_level_stages(
         url,
         url_of(to),
@@ -174,12 +189,29 @@ def plan_levels(
         storage=storage,
         beside=others,
         finds_object=finds_object,
+        mask=mask,
     )
     count = stages.count
+    opened = count.volume()
+    masked_by = None
+    if mask is not None:
+        found = open_mask("--mask", mask, opened.voxel_size_nm, storage)
+        if not found.reaches(opened.bounds):
+            raise ConfigError(
+                f"--mask {mask.path}, which is {found.volume.bounds} in voxels of its own, lies "
+                f"wholly beside {url}, {opened.bounds}. Check its voxel size and where it begins"
+            )
+        masked_by = (mask, found.volume)
     job = stage_job(
         "levels",
         describe_input(
-            url, scale, count.channel, count.volume(), others, finds_object=finds_object
+            url,
+            scale,
+            count.channel,
+            opened,
+            others,
+            finds_object=finds_object,
+            mask=masked_by,
         ),
         levels_records_url(to),
         storage,

@@ -32,11 +32,14 @@ _ASCENDING: NDArray[np.int64] = np.concatenate(
 """The bins from the lowest values to the highest: with a sign, greater bits are lower values."""
 
 
-def count_floats(array: AnyArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_floats(
+    array: AnyArray, kept: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Count values in bins.
 
     Args:
         array: (C, Z, Y, X), float32.
+        kept: the voxels (Z, Y, X) that count; None for all.
 
     Returns:
         Sums of each section (Z, sign and exponent, 6) as :func:`section_moments` takes them, and
@@ -51,7 +54,8 @@ def count_floats(array: AnyArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     by_channel = np.zeros((channels, BINS, 3), np.int64)
     for z in range(depth):
         for channel in range(channels):
-            counts = _count_bins(array[channel, z])
+            there = array[channel, z]
+            counts = _count_bins(there if kept is None else there[kept[z]])
             by_section[z] += _by_exponent(counts)
             by_channel[channel] += counts
     numbers = by_channel[:, :, 0]

@@ -14,11 +14,14 @@ from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.operators.distributions import Upto, ranks_of, sum_of_products
 
 
-def count_values(array: AnyArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_values(
+    array: AnyArray, kept: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Count how often each value occurs.
 
     Args:
         array: (C, Z, Y, X), of an 8-bit or 16-bit integer dtype.
+        kept: the voxels (Z, Y, X) that count; None for all.
 
     Returns:
         Counts of each section (Z, values) and of each channel (C, values), from the dtype's lowest
@@ -30,7 +33,8 @@ def count_values(array: AnyArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     by_channel = np.zeros((channels, size), np.int64)
     for z in range(depth):  # one at a time: numbers to count by take eight bytes each
         for channel in range(channels):
-            values = array[channel, z].ravel().astype(np.int64) - lowest(array.dtype)
+            there = array[channel, z].ravel() if kept is None else array[channel, z][kept[z]]
+            values = there.astype(np.int64) - lowest(array.dtype)
             counts = np.bincount(values, minlength=size)
             by_section[z] += counts
             by_channel[channel] += counts

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
+from beam_inference.config.volumes import Mask as MaskConfig
 from beam_inference.errors import (
     ConfigError,
     PermanentReadError,
@@ -59,6 +60,7 @@ from beam_inference.volumes.kvstores import (
     refuse_link,
     retry_request,
 )
+from beam_inference.volumes.mask import open_mask
 from beam_inference.volumes.object_volume import find_nonzero
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.packed_arrays import Arrays, pack_arrays, unpack_arrays
@@ -88,6 +90,7 @@ class CountValues:
         dtype: name of its dtype.
         beside: further volumes of the same voxels, whose channels are counted with its own.
         finds_object: whether background is looked for, too.
+        mask: where voxels count; None for all.
     """
 
     path: str
@@ -100,6 +103,7 @@ class CountValues:
     dtype: str
     beside: tuple[str, ...] = ()
     finds_object: bool = False
+    mask: MaskConfig | None = None
     name: str = "values"
 
     @property
@@ -114,16 +118,24 @@ class CountValues:
         volume.check_dtype(self.dtype)
         return volume
 
+    def find_kept(self, volume: Volume) -> Callable[[BoundingBox], NDArray[np.bool_] | None]:
+        """Return a function that says which voxels (Z, Y, X) of a box count; None if all do."""
+        if self.mask is None:
+            return lambda _: None
+        return open_mask("--mask", self.mask, volume.voxel_size_nm, self.storage).kept_in
+
     def make_worker(self) -> Callable[[int], None]:
         """See :class:`beam_inference.job.stage_job.ChunkStage`."""
         volume = self.volume()
+        find_kept = self.find_kept(volume)
         count = count_floats if self.dtype == "float32" else count_values
 
         def do(index: int) -> None:
             box = self.chunks.core_box(index)
             array = volume.read(box)
             try:
-                sections, channels = count(array)
+                kept = find_kept(box)
+                sections, channels = count(array, kept)
             except ValueError as error:
                 raise VolumeError(
                     f"{box} of {self.path} holds {error}, with which no mean or quantile is "
@@ -132,7 +144,8 @@ class CountValues:
             nonzero = box_of_nonzero(array, box)
             if self.finds_object:
                 self._write_background(index, find_background(find_nonzero(array)))
-            zeros = np.array([(channel == 0).sum() for channel in array], np.int64)
+            parts = [channel if kept is None else channel[kept] for channel in array]
+            zeros = np.array([(part == 0).sum() for part in parts], np.int64)
             self.write(
                 _key(index), sections=sections, channels=channels, nonzero=nonzero, zeros=zeros
             )
@@ -188,6 +201,7 @@ class CountValues:
     def _place(self, key: str) -> str:
         """Which file of which count a key names."""
         counted = (self.path, *self.beside, self.scale, self.channel, self.dtype, self.chunks)
+        counted += () if self.mask is None else (self.mask.model_dump_json(),)
         return f"{hashlib.sha256(repr(counted).encode()).hexdigest()[:16]}/{key}"
 
 
@@ -212,7 +226,7 @@ class FindBins:
                 pass
             whole, *channels = (FloatCounts(bins) for bins in totals.float_bins())
             bins = set()
-            zeros = [0, totals.zeros_outside]
+            zeros = [0] if self.counting.mask else [0, totals.zeros_outside]
             if self.counting.finds_object:
                 zeros.append(zeros_outside_object(self.counting))
             for number, channel in enumerate(channels):
@@ -246,13 +260,17 @@ class CountInBins:
         """See :class:`beam_inference.job.stage_job.ChunkStage`."""
         counting = self.counting
         volume = counting.volume()
+        find_kept = counting.find_kept(volume)
         bins = counting.read(_BINS_KEY)["bins"]
 
         def do(index: int) -> None:
-            array = volume.read(counting.chunks.core_box(index))
+            box = counting.chunks.core_box(index)
+            array = volume.read(box)
+            kept = find_kept(box)
+            parts = [channel if kept is None else channel[kept] for channel in array]
             counts = [
-                count_in_bins(array[channel], bins[bins[:, 0] == channel, 1].tolist())
-                for channel in range(counting.channels)
+                count_in_bins(part, bins[bins[:, 0] == channel, 1].tolist())
+                for channel, part in enumerate(parts)
             ]
             flat = np.concatenate(counts).ravel()
             places = np.flatnonzero(flat)
@@ -282,18 +300,27 @@ class WriteLevels:
 
         def do(_: int) -> None:
             totals = Totals(counting)
-            sections: list[list[int]] | None = None if totals.has_floats else []
-            moments: list[tuple[float, float]] = []
+            sections: list[list[int] | None] | None = None if totals.has_floats else []
+            moments: list[tuple[float, float] | None] = []
             for counts in totals.layers():
                 if sections is None:
-                    moments += [section_moments(each) for each in counts]
-                else:
-                    sections += [values_at(QUANTILES, each, volume.dtype) for each in counts]
-                    moments += [mean_and_std(each, volume.dtype) for each in counts]
+                    moments += [section_moments(each) if each.any() else None for each in counts]
+                    continue
+                for each in counts:
+                    is_there = each.any()
+                    sections.append(values_at(QUANTILES, each, volume.dtype) if is_there else None)
+                    moments.append(mean_and_std(each, volume.dtype) if is_there else None)
             whole, *channels = totals.distributions()
+            if not whole.number:
+                raise VolumeError(
+                    f"--mask keeps no voxel of {counting.path}: there is nothing to count. Check "
+                    "its voxel size, where it begins and which values are kept"
+                )
             described = describe_values(whole)
+            # a section of which the mask keeps nothing has the levels of the whole
+            values = [int(value) for value in described.values]
             nonzero = None
-            if totals.nonzero is not None:
+            if totals.nonzero is not None and counting.mask is None:
                 outside = totals.zeros_outside
                 nonzero = NonzeroLevels(
                     start=totals.nonzero.start,
@@ -318,14 +345,15 @@ class WriteLevels:
                 start=volume.bounds.start[0],
                 quantiles=list(QUANTILES),
                 volume=described.values,
-                sections=sections,
+                sections=None if sections is None else [each or values for each in sections],
                 mean=described.mean,
                 std=described.std,
-                section_moments=moments,
+                section_moments=[each or (described.mean, described.std) for each in moments],
                 channels=[describe_values(each) for each in channels],
                 nonzero=nonzero,
                 object=inside,
                 without_zeros=[describe_values(each) if each.number else None for each in own],
+                mask=None if counting.mask is None else counting.mask.path,
             )
             _write_file(folder, name, levels.model_dump_json(), counting.storage)
 
@@ -514,6 +542,7 @@ def describe_input(
     beside: Sequence[str] = (),
     *,
     finds_object: bool = False,
+    mask: tuple[MaskConfig, Volume] | None = None,
 ) -> Json:
     """Describe the volume whose values are counted as JSON, with a cheap check of its content."""
     start = volume.bounds.start
@@ -521,6 +550,9 @@ def describe_input(
     values = {"path": path, "scale": scale, "channel": channel, "start": start, "stop": stop}
     values |= {"beside": list(beside)} if beside else {}
     values |= {"object": True} if finds_object else {}
+    if mask is not None:
+        values["mask"] = mask[0].model_dump(mode="json", exclude={"fill_value"})
+        values["mask_values"] = hash_of_some_blocks(mask[1])
     return dict(json.loads(json.dumps({**values, "input_values": hash_of_some_blocks(volume)})))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from beam_inference.config.storage import Storage
+from beam_inference.config.volumes import Mask as MaskConfig
 from beam_inference.operators.level_counts import (
     CountInBins,
     CountValues,
@@ -48,6 +49,7 @@ def plan_level_stages(
     storage: Storage,
     beside: Sequence[str] = (),
     finds_object: bool = False,
+    mask: MaskConfig | None = None,
 ) -> LevelStages:
     """The stages of counting a volume's values.
 
@@ -59,6 +61,7 @@ def plan_level_stages(
         storage: settings of the object stores.
         beside: URLs of further volumes of the same voxels, whose channels follow.
         finds_object: whether the inside of the object that they show is counted, too.
+        mask: where voxels count; None for all.
 
     Raises:
         VolumeError: the volume cannot be opened.
@@ -76,6 +79,7 @@ def plan_level_stages(
         dtype=volume.dtype.name,
         beside=tuple(beside),
         finds_object=finds_object,
+        mask=mask,
     )
     folder, _, name = to.rpartition("/")
     of_object = (FindOutside(count), MarkHoles(count, to)) if finds_object else ()

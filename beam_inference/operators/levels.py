@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.fields import Frozen, Point
+from beam_inference.config.fields import Frozen, Point, SafeText
 from beam_inference.config.normalize import (
     LEAST_DIVISOR,
     Affine,
@@ -97,6 +97,7 @@ class Levels(Frozen):
             are zero.
         without_zeros: levels of what is not zero in each channel, whatever the others are; None for
             one that is zero throughout. Files of earlier versions do not have them.
+        mask: URL of the volume that says which voxels were counted; None if all were.
     """
 
     input: str
@@ -112,6 +113,7 @@ class Levels(Frozen):
     nonzero: NonzeroLevels | None = None
     object: ObjectLevels | None = None
     without_zeros: list[ValueLevels | None] | None = None
+    mask: SafeText | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -152,6 +154,11 @@ class Levels(Frozen):
             return self.channels
         if of == "nonzero":
             return self._channels_without_zeros()
+        if self.mask is not None:
+            raise LookupError(
+                f"it was counted within a mask, {self.mask}, and knows no {of}: write of: volume, "
+                "which is all that the mask keeps"
+            )
         if self.nonzero is None:
             raise LookupError(f"{self.input} is zero throughout: there is no {of}")
         if of == "nonzero_box":

@@ -167,6 +167,7 @@ def test_commands_on_one_job_ask_for_a_step(write, capsys):
         ("convert map map.tif", "map.tif is a single file"),
         ("report objects", "the name of an earlier step that is a job, here one of map"),
         ("levels later --to x.json", "put after before own"),
+        ("levels in --mask later --to x.json", "put after before own"),
         ("components in map --threshold 1", "map and own both write"),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 from dataclasses import replace
 from fractions import Fraction
@@ -133,6 +134,119 @@ def test_what_is_no_number_has_no_levels(tmp_path, capsys):
     assert main(["levels", str(tmp_path / "in"), "--to", str(tmp_path / "levels.json")]) == 1
     assert "holds NaN or infinite values, with which no" in capsys.readouterr().out
     assert not (tmp_path / "levels.json").exists()
+
+
+def masked_volume(tmp_path, dtype):
+    """Two channels, and a mask at half their resolution that has nothing in some sections."""
+    random = np.random.default_rng(4)
+    array = (random.gamma(2, 20, (2, 24, 30, 40)) - 30).astype(dtype)
+    mask = random.integers(0, 4, (12, 15, 20)).astype(np.uint8)
+    mask[3:5] = 0
+    write_volume(tmp_path / "in", array, block_shape=(8, 16, 16))
+    write_volume(tmp_path / "mask", mask, voxel_size_nm=(20.0, 20.0, 20.0), block_shape=(4, 8, 8))
+    return array, mask.repeat(2, 0).repeat(2, 1).repeat(2, 2)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "float32"])
+@pytest.mark.parametrize(
+    ("flags", "holds"),
+    [
+        ([], lambda mask: mask != 0),
+        (["--mask-above", "1", "--mask_below=2.5"], lambda mask: mask == 2),
+        (["--mask-equals=1", "--mask-equals=3"], lambda mask: (mask == 1) | (mask == 3)),
+        (["--mask-equals=2", "--mask-inverse"], lambda mask: mask != 2),
+    ],
+)
+def test_levels_within_a_mask(tmp_path, monkeypatch, dtype, flags, holds):
+    monkeypatch.setattr(level_counts, "CHUNK_VOXELS", 4000)
+    array, mask = masked_volume(tmp_path, dtype)
+    kept = holds(mask)
+    to = tmp_path / "levels.json"
+    command = ["levels", str(tmp_path / "in"), "--mask", str(tmp_path / "mask"), *flags]
+    assert main([*command, "--to", str(to)]) == 0
+    told = json.loads(to.read_text())
+    whole = array[:, kept].astype(np.float64)
+    assert told["volume"] == np.quantile(whole, QUANTILES, method="inverted_cdf").tolist()
+    assert (told["mean"], told["std"]) == pytest.approx((whole.mean(), whole.std()), rel=1e-12)
+    for z, (mean, std) in enumerate(told["section_moments"]):
+        part = array[:, z][:, kept[z]].astype(np.float64) if kept[z].any() else whole
+        assert (mean, std) == pytest.approx((part.mean(), part.std()), rel=1e-12)
+        if told["sections"] is not None:
+            expected = np.quantile(part, QUANTILES, method="inverted_cdf")
+            assert told["sections"][z] == expected.tolist()
+    for channel, part, own in zip(array, told["channels"], told["without_zeros"], strict=True):
+        for there, found in ((kept, part), (kept & (channel != 0), own)):
+            values = channel[there].astype(np.float64)
+            expected = np.quantile(values, QUANTILES, method="inverted_cdf")
+            assert found["values"] == expected.tolist()
+            assert (found["mean"], found["std"]) == pytest.approx((values.mean(), values.std()))
+    assert told["nonzero"] is told["object"] is None
+    assert told["mask"] == f"file://{tmp_path}/mask"
+
+
+def test_what_is_no_number_may_lie_beside_the_mask(tmp_path):
+    array, mask = masked_volume(tmp_path, "float32")
+    shutil.rmtree(tmp_path / "in")
+    array[:, mask == 0] = np.nan
+    write_volume(tmp_path / "in", array)
+    to = tmp_path / "levels.json"
+    command = ["levels", str(tmp_path / "in"), "--mask", str(tmp_path / "mask")]
+    assert main([*command, "--to", str(to)]) == 0
+    assert json.loads(to.read_text())["mean"] == pytest.approx(np.nanmean(array, dtype=np.float64))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--mask-above", "1"], "--mask-above is of a mask: give --mask, too"),
+        (["--mask", "MASK", "--object"], "--object finds where .* --mask says so: give one"),
+        (["--mask", "MASK", "--mask-above=3", "--mask-below=2"], "no value is above 3"),
+        (["--mask", "MASK", "--mask-equals=9.5"], "9.5 is not a value of"),
+        (["--mask", "MASK", "--mask-above=x"], "x is not a number"),
+        (["--mask", "absent"], "--mask: no volume at .*absent"),
+        (["--mask", "FAR"], "--mask .*far, which is .* lies wholly beside .*in"),
+        (["--mask", "MASK", "--mask-above=200"], "--mask keeps no voxel of .*in: there is nothing"),
+    ],
+)
+def test_masks_that_cannot_be_are_refused(tmp_path, capsys, flags, message):
+    masked_volume(tmp_path, "uint8")
+    write_volume(tmp_path / "far", np.ones((4, 4, 4), np.uint8), (0, 0, 99))
+    names = {"MASK": str(tmp_path / "mask"), "FAR": str(tmp_path / "far")}
+    words = [names.get(word, word) for word in flags]
+    to = tmp_path / "levels.json"
+    try:
+        code = main(["levels", str(tmp_path / "in"), "--to", str(to), *words])
+    except SystemExit as end:
+        code = end.code
+    assert code == (1 if "=200" in flags[-1] else 2)
+    told = capsys.readouterr()
+    assert re.search(message, told.out + told.err)
+    assert not to.exists()
+
+
+def test_another_mask_is_another_count(tmp_path, capsys):
+    _, mask = masked_volume(tmp_path, "uint8")
+    command = ["levels", str(tmp_path / "in"), "--to", str(tmp_path / "levels.json")]
+    command += ["--mask", str(tmp_path / "mask")]
+    assert main(command) == 0
+    for words in ([*command, "--mask-equals=2"], command[:-2]):
+        assert main(words) == 2
+        assert "holds records of another job (what differs: " in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "mask")
+    write_volume(tmp_path / "mask", 3 - mask[::2, ::2, ::2], voxel_size_nm=(20.0, 20.0, 20.0))
+    assert main(command) == 2
+    assert "(what differs: mask_values)" in capsys.readouterr().err
+
+
+def test_a_part_that_a_mask_does_not_tell_of_is_refused(tmp_path):
+    masked_volume(tmp_path, "uint8")
+    to = tmp_path / "levels.json"
+    command = ["levels", str(tmp_path / "in"), "--mask", str(tmp_path / "mask"), "--to", str(to)]
+    assert main(command) == 0
+    levels = Levels.model_validate_json(to.read_text())
+    assert len(levels.channels_of("volume")) == len(levels.channels_of("nonzero")) == 2
+    with pytest.raises(LookupError, match="counted within a mask, .* knows no nonzero_box: write"):
+        levels.channels_of("nonzero_box")
 
 
 def with_background(dtype):
