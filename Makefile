@@ -12,7 +12,7 @@ SPARK := .venv-spark
 COMPOSE := .venv-compose
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers bench-nnunet igneous-test interop-test flink-test spark-test prism-test recipes-test load chaos fuzz airflow-test airflow-parse clean
+.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers bench-nnunet bench-flink igneous-test interop-test flink-test spark-test prism-test recipes-test load chaos fuzz airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 help:  ## list the targets
@@ -64,6 +64,9 @@ bench-peers: $(READY) $(PEERS)/.ready  ## compare the patch loop with MONAI, nnU
 
 bench-nnunet: $(READY) $(INTEROP)/.ready  ## compare a whole results folder with nnU-Net; half an hour
 	PYTHONPATH=.:tests $(BIN)/python -m benchmarks.nnunet --python $(INTEROP)/bin/python
+
+bench-flink: $(READY) $(FLINK)/.ready  ## compare two Flink workers with two local processes; needs Java 17; a quarter of an hour
+	PYTHONPATH=.:tests $(BIN)/python -m benchmarks.on_flink --environment $(FLINK)
 
 $(PEERS)/.ready: benchmarks/peers-requirements.txt
 	$(PYTHON) -m venv $(PEERS)

@@ -61,7 +61,7 @@ counts most where the arrays are small:
 
 {gpu}
 
-{scaling}{cohort}{partition}## Objects in volumes
+{scaling}{flink}{cohort}{partition}## Objects in volumes
 
 {objects}
 
@@ -157,6 +157,7 @@ def page() -> str:
         startup=_startup(),
         gpu=_gpu(),
         scaling=_scaling(),
+        flink=_flink(),
         cohort=_cohort(),
         partition=_partition(),
         objects=_objects(),
@@ -485,6 +486,46 @@ always at work is the run's length: of so few chunks each is a run of its own, a
 thread claims, reads and writes between two of them; the local runner has two threads for that.
 
 """
+
+
+def _flink() -> str:
+    """What Flink costs, against as many local processes."""
+    path = RESULTS / "on_flink.json"
+    if not path.exists():
+        return ""
+    results = json.loads(path.read_text())
+    cores = results["machine"]["cores"]
+    work, batch, quick = (
+        results["work"]["flink"],
+        results["work"]["batch"],
+        results["quick"]["flink"],
+    )
+    rows = "\n".join(
+        f"| {name} | {_ratio(row['rate'])} | {row['first_chunk_later_by']:g} s | {memory} |"
+        for name, row, memory in (
+            (f"{work['chunks']} chunks of a U-Net", work, _flink_memory(work)),
+            ("the same, `--execution_mode_for_batch=BATCH`", batch, _flink_memory(batch)),
+            (f"{quick['chunks']:,} chunks of nothing", quick, _flink_memory(quick)),
+        )
+    )
+    return f"""\
+## On Flink
+
+Two workers of a Flink cluster against two local processes, on the same {cores} cores, with a job
+server that runs already: four JVMs beside them (`make bench-flink`). The rate is from the first
+chunk's start to the last one's end, the memory that of the launch and of the workers, in the last
+quarter of that time over the first. The load was {results["load_before"]} before.
+
+| | rate, Flink / local | first chunk, later than locally | memory |
+|---|---|---|---|
+{rows}
+
+"""
+
+
+def _flink_memory(row: dict[str, Any]) -> str:
+    growth = row["memory_last_over_first_quarter"]
+    return f"{growth['launch']:.3f}, {growth['workers']:.3f}"
 
 
 def _cohort() -> str:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -145,6 +145,15 @@ def free_port(address: str = "127.0.0.1") -> int:
     with socket.socket() as listening:
         listening.bind((address, 0))
         return int(listening.getsockname()[1])
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody listens on."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def listens(address: str, port: int) -> bool:

@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 import yaml
 from clusters.flink import FlinkOnHosts, flink_on_hosts
-from clusters.hosts import free_port, listens, wait_until
+from clusters.hosts import free_port, free_ports, listens, wait_until
 from clusters.memory_limits import no_more_memory
+from clusters.page import commands_of, with_names
 from clusters.programs import job_server_flags, package_of, skip_if_refused
 from clusters.results import keep_result
 from clusters.spark import SparkOnHosts, spark_on_hosts
@@ -160,6 +161,60 @@ def test_both_hosts_work_without_being_told(engine, conv_job, tmp_path, capsys, 
         assert "/#/job/running/" in told.err
     assert len({receipt.worker for receipt in receipts_of(tmp_path / "out")}) >= 2
     result("`strategy: recompute`")
+
+
+def test_the_commands_of_the_page(engine, conv_job, tmp_path, result):
+    path, expected = conv_job
+    kind = engine.name.partition(" ")[0]
+    names = {
+        "job.yaml": path,
+        "jobmanager:8081": engine.cluster.master,
+        "spark://master:7077": engine.cluster.master,
+        "this-host": engine.cluster.here.address,
+    }
+    runs = 0
+    for command in commands_of(f"A {kind} cluster"):
+        words = with_names(command, names)
+        if words[:2] == ["python", "-m"]:
+            pools = [host.processes["pool"].args for host in engine.cluster.hosts]
+            assert all(pool[-len(words) + 1 :] == words[1:] for pool in pools)
+        elif words[0] == "beam-inference":
+            # where the job server is, and what Java 17 needs
+            told = {word.partition("=")[0] for word in words}
+            more = [flag for flag in engine.flags if flag.partition("=")[0] not in told]
+            java = [flag for flag in engine.flags if "extraJavaOptions" in flag]
+            assert main([*words[1:], *more, *java]) == 0
+            np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
+            runs += 1
+        else:
+            file = engine.cluster.folder / f"flink-{engine.cluster.here.address}/config.yaml"
+            assert words[0] in file.read_text(), "a setting of the cluster"
+    assert runs == 1
+    result("the commands of this page")
+
+
+def test_the_job_server_of_the_page(engine, conv_job, tmp_path, result):
+    flink = only_flink(engine)
+    path, expected = conv_job
+    jars = [flag for flag in engine.flags if flag.startswith("--flink_job_server_jar=")]
+    if not jars:
+        pytest.skip("FLINK_JOB_SERVER_JAR names no job server")
+    ports = dict(zip(("8099", "8098", "8097"), map(str, free_ports(3)), strict=True))
+    names = {
+        "job.yaml": path,
+        "jobmanager:8081": flink.master,
+        "flink-job-server.jar": jars[0].partition("=")[2],
+        **ports,
+    }
+    servers, _, run, _ = commands_of("A job server that you keep")
+    flink.here.start("jobserver", with_names(servers, names))
+    try:
+        wait_until(lambda: listens("localhost", int(ports["8099"])), "the job server")
+        assert main(with_names(run, names)[1:]) == 0
+    finally:
+        flink.here.kill("jobserver")
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
+    result("a job server that you keep, as on this page")
 
 
 def test_exchange_with_its_pyramid(engine, conv_exchange_job, tmp_path, result):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clusters.hosts import free_port, listens, wait_until
+from clusters.page import commands_of, with_names
 from clusters.programs import job_server_flags, skip_if_refused
 from helpers import read_volume
 
@@ -95,6 +96,20 @@ def test_the_same_bytes_and_nothing_left_behind(conv_job, runner, tmp_path):
     assert "localhost" not in out + err, "where our own server listens is nobody's concern"
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
     assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_command_of_the_page(conv_job, runner, tmp_path):
+    path, expected = conv_job
+    commands = [with_names(each, {"job.yaml": path}) for each in commands_of("Without a cluster")]
+    (command,) = [each for each in commands if runner[0] in each]
+    told = {word.partition("=")[0] for word in command}
+    more = [flag for flag in runner if flag.partition("=")[0] not in told]
+    with start(path, [*command[3:], *more]) as run:
+        out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, out + err
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
 
 
 @pytest.mark.slow
