@@ -16,4 +16,4 @@ def start_pool(host: Host) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     program = "apache_beam.runners.worker.worker_pool_main"
     command = [sys.executable, "-m", program, f"--service_port={POOL_PORT}"]
-    host.start("pool", command, {"PATH": path})
+    host.start("pool", command, {"PATH": path, "MALLOC_ARENA_MAX": "1"})

@@ -175,9 +175,9 @@ def test_the_commands_of_the_page(engine, conv_job, tmp_path, result):
     runs = 0
     for command in commands_of(f"A {kind} cluster"):
         words = with_names(command, names)
-        if words[:2] == ["python", "-m"]:
+        if words[:3] == ["MALLOC_ARENA_MAX=1", "python", "-m"]:
             pools = [host.processes["pool"].args for host in engine.cluster.hosts]
-            assert all(pool[-len(words) + 1 :] == words[1:] for pool in pools)
+            assert all(pool[-len(words) + 2 :] == words[2:] for pool in pools)
         elif words[0] == "beam-inference":
             # where the job server is, and what Java 17 needs
             told = {word.partition("=")[0] for word in words}
