@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -70,16 +69,16 @@ def effect_of_batch(
                 largest = max(largest, math.inf if math.isnan(difference) else difference)
 
         for each in (patch, _quieter(patch)):
-            first, *others = _answers(predictor, [each] * batch_size, normalize)
+            answers = _answers(predictor, [each] * batch_size, normalize)
+            first = next(answers)
             scale = max(scale, float(np.abs(first).max()))
-            compare(first, others)
+            compare(first, answers)
             strangers = [stranger] * (batch_size - 1)
-            compare(first, islice(_answers(predictor, [each, *strangers], normalize), 1))
-            *_, last = _answers(predictor, [*strangers, each], normalize)
-            compare(first, [last])
+            compare(first, _answers(predictor, [each, *strangers], normalize, [0]))
+            compare(first, _answers(predictor, [*strangers, each], normalize, [batch_size - 1]))
         for each in _shuffled(patch):
-            first, *others = _answers(predictor, [each] * batch_size, normalize)
-            compare(first, others)
+            answers = _answers(predictor, [each] * batch_size, normalize)
+            compare(next(answers), answers)
     precision = predictor.description.get("precision", "float32")
     return BatchEffect(largest, TOLERANCES[precision] * scale)
 
@@ -99,13 +98,16 @@ def _shuffled(patch: AnyArray) -> list[AnyArray]:
 
 
 def _answers(
-    predictor: Predictor, patches: list[AnyArray], normalize: Callable[[Any], Any]
+    predictor: Predictor,
+    patches: list[AnyArray],
+    normalize: Callable[[Any], Any],
+    places: Sequence[int] | None = None,
 ) -> Iterator[NDArray[np.float32]]:
-    """The answers to the patches of a batch, one after the other, (C, Z, Y, X)."""
+    """The answers (C, Z, Y, X) to the patches of a batch, or those at some places."""
     device = predictor.device
     batch = device.empty((len(patches), *patches[0].shape))
     for place, patch in enumerate(patches):
         batch[place : place + 1] = device.upload(patch[None])
     answer = predictor.predict(normalize(batch))
-    for place in range(len(patches)):
+    for place in range(len(patches)) if places is None else places:
         yield np.array(device.download(device.copy(answer[place : place + 1]))())[0]
