@@ -23,12 +23,12 @@ from beam_inference.cli.command import (
 )
 from beam_inference.cli.terminal import print_to_stderr
 from beam_inference.config.fields import Json
-from beam_inference.config.volumes import Mask
 from beam_inference.errors import COMPLETE, ConfigError
 from beam_inference.foreign_text import clean_text
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 if TYPE_CHECKING:
+    from beam_inference.config.volumes import Mask
     from beam_inference.conversion.convert import ConversionPlan
     from beam_inference.conversion.copying import ChunkShapes
     from beam_inference.conversion.options import ConversionOptions, ConversionResult
@@ -417,6 +417,8 @@ class LevelsOptions(PipelineOptions):
         Raises:
             ConfigError: what is said of it does not fit together, or of none.
         """
+        from beam_inference.config.volumes import Mask  # slow, and --help needs none
+
         keys = ("scale", "above", "below", "equals", "inverse")
         given = {key: getattr(self, f"mask_{key}") for key in keys}
         given = {key: value for key, value in given.items() if value not in (None, False)}
