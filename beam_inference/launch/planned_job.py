@@ -690,34 +690,38 @@ def _is_filled(output: OutputSpec, roi: BoundingBox) -> bool:
 
 
 def _with_cheapest_plan(job: PlannedJob, place: Place, workers: int) -> PlannedJob:
-    """Choose strategy and chunk shape of a first launch, where the job file leaves the choice."""
-    if not job.leaves_strategy:
-        return _with_best_chunk_shape(job, place, workers)
-    exchange, recompute = (
-        _with_best_chunk_shape(job.with_strategy(strategy), place, workers)
-        for strategy in _EXACT_STRATEGIES
-    )
+    """Choose strategy and chunk shape of a first launch, where the job file leaves the choice.
+
+    Raises:
+        ConfigError: by no strategy does one block fit the memory that a chunk may take.
+    """
+    jobs = [job]
+    if job.leaves_strategy:
+        jobs = [job.with_strategy(strategy) for strategy in _EXACT_STRATEGIES]
+    found = (_with_best_chunk_shape(each, place, workers) for each in jobs)
+    fitting = [each for each in found if each is not None]
+    if not fitting:
+        raise ConfigError(
+            f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} "
+            "GiB that it leaves to a worker process. Make output.block_shape (or shard_shape) "
+            "smaller, or write a chunk_shape."
+        )
+    if len(fitting) == 1:
+        return fitting[0]
+    exchange, recompute = fitting
     seconds = nominal_seconds(job.plan, job.settings.device_kind)
     channels = job.config.model.output_channels
     best = cheaper_strategy(exchange.plan, recompute.plan, channels, seconds)
     return exchange if best == "exchange" else recompute
 
 
-def _with_best_chunk_shape(job: PlannedJob, place: Place, workers: int) -> PlannedJob:
-    """Choose the chunk shape, if it is open.
-
-    Raises:
-        ConfigError: not one block fits the memory that a chunk may take.
-    """
+def _with_best_chunk_shape(job: PlannedJob, place: Place, workers: int) -> PlannedJob | None:
+    """Choose the chunk shape, if it is open; None if not one block fits."""
     if job.config.inference.chunk_shape != "auto":
         return job
     plan = best_plan_for(job, job.settings.strategy, place, AUTO_MEMORY_BYTES, workers)
     if plan is None:
-        raise ConfigError(
-            f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} "
-            "GiB that it leaves to a worker process. Make output.block_shape (or shard_shape) "
-            "smaller, or write a chunk_shape."
-        )
+        return None
     return replace(job, settings=replace(job.settings, chunk_shape=plan.chunks.chunk_shape))
 
 

@@ -12,7 +12,9 @@ from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.job.place import Place
+from beam_inference.geometry.chunk_shape import AUTO_MEMORY_BYTES
+from beam_inference.job.place import THIS_PROCESS, Place
+from beam_inference.launch import planned_job
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.prepare import prepare
 from beam_inference.launch.strategy import (
@@ -134,3 +136,22 @@ def test_a_network_without_a_bound_is_refused_where_it_cannot_be_tried(values, t
         prepare(parse_job(values, tmp_path), elsewhere)
     values["model"]["prediction_bound"] = 255
     assert prepare(parse_job(values, tmp_path), elsewhere).read_job().prediction_bound == 256
+
+
+@pytest.mark.parametrize("unfit", [["exchange"], ["recompute"], ["exchange", "recompute"]])
+def test_auto_takes_a_strategy_by_which_a_block_fits(values, tmp_path, monkeypatch, unfit):
+    find = planned_job.best_plan_for
+
+    def best_plan_for(job, strategy, *rest):
+        return None if strategy in unfit else find(job, strategy, *rest)
+
+    monkeypatch.setattr(planned_job, "best_plan_for", best_plan_for)
+    values["inference"]["chunk_shape"] = "auto"
+    config = parse_job(values, tmp_path)
+    if len(unfit) == 2:
+        with pytest.raises(ConfigError, match="not one block fits the 2 GiB"):
+            plan_job(config, THIS_PROCESS, 1, None)
+        return
+    job = plan_job(config, THIS_PROCESS, 1, None)
+    assert job.settings.strategy not in unfit
+    assert job.plan == find(job, job.settings.strategy, THIS_PROCESS, AUTO_MEMORY_BYTES, 1)
