@@ -421,7 +421,10 @@ class LevelsOptions(PipelineOptions):
 
         keys = ("scale", "above", "below", "equals", "inverse")
         given = {key: getattr(self, f"mask_{key}") for key in keys}
-        given = {key: value for key, value in given.items() if value not in (None, False)}
+        # by identity: 0 equals False, and is a value that a mask is above or below
+        given = {
+            key: value for key, value in given.items() if value is not None and value is not False
+        }
         if self.mask is None:
             if given:
                 raise ConfigError(f"--mask-{next(iter(given))} is of a mask: give --mask, too")

@@ -184,6 +184,24 @@ def test_levels_within_a_mask(tmp_path, monkeypatch, dtype, flags, holds):
     assert told["mask"] == f"file://{tmp_path}/mask"
 
 
+@pytest.mark.parametrize(
+    ("flag", "holds"),
+    [
+        ("--mask-above=0", lambda mask: mask > 0),
+        ("--mask-below=0", lambda mask: mask < 0),
+        ("--mask-equals=0", lambda mask: mask == 0),
+    ],
+)
+def test_zero_is_a_value_of_a_mask(tmp_path, flag, holds):
+    random = np.random.default_rng(5)
+    array = random.integers(0, 256, (8, 20, 20), dtype=np.uint8)
+    mask = random.integers(-3, 3, array.shape).astype(np.int8)
+    paths = [write_volume(tmp_path / "in", array), write_volume(tmp_path / "mask", mask)]
+    to = tmp_path / "levels.json"
+    assert main(["levels", paths[0], "--mask", paths[1], flag, "--to", str(to)]) == 0
+    assert json.loads(to.read_text())["mean"] == pytest.approx(array[holds(mask)].mean())
+
+
 def test_what_is_no_number_may_lie_beside_the_mask(tmp_path):
     array, mask = masked_volume(tmp_path, "float32")
     shutil.rmtree(tmp_path / "in")
