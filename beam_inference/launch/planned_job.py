@@ -38,7 +38,7 @@ from beam_inference.geometry.origin import pad_to_zero
 from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.geometry.resampling import Resampling
-from beam_inference.geometry.zyx import ceil_div
+from beam_inference.geometry.zyx import add, ceil_div
 from beam_inference.job.enlargement import check_may_be_enlarged
 from beam_inference.job.geometry import lattice_box, plan_geometry
 from beam_inference.job.operator_files import local_operators, operator_sha256
@@ -554,6 +554,7 @@ def _warn_of_masks_elsewhere(job: PlannedJob) -> None:
     for key, mask in job.masks.items():
         name, box = masked[key]
         if not mask.reaches(box):
+            corner = BoundingBox(box.start, add(box.start, (1, 1, 1)))
             logger.warning(
                 "%s %s, which is %s in voxels of its own, lies wholly beside %s, %s: so %s. Check "
                 "its voxel size and where it begins",
@@ -562,7 +563,7 @@ def _warn_of_masks_elsewhere(job: PlannedJob) -> None:
                 mask.volume.bounds,
                 name,
                 box,
-                "everything is kept" if mask.keeps_any(box) else "nothing is kept",
+                "everything is kept" if mask.keeps_any(corner) else "nothing is kept",
             )
 
 

@@ -133,8 +133,8 @@ class CountValues:
         def do(index: int) -> None:
             box = self.chunks.core_box(index)
             array = volume.read(box)
+            kept = find_kept(box)
             try:
-                kept = find_kept(box)
                 sections, channels = count(array, kept)
             except ValueError as error:
                 raise VolumeError(
@@ -144,8 +144,7 @@ class CountValues:
             nonzero = box_of_nonzero(array, box)
             if self.finds_object:
                 self._write_background(index, find_background(find_nonzero(array)))
-            parts = [channel if kept is None else channel[kept] for channel in array]
-            zeros = np.array([(part == 0).sum() for part in parts], np.int64)
+            zeros = np.array([(part == 0).sum() for part in counted_values(array, kept)], np.int64)
             self.write(
                 _key(index), sections=sections, channels=channels, nonzero=nonzero, zeros=zeros
             )
@@ -265,9 +264,7 @@ class CountInBins:
 
         def do(index: int) -> None:
             box = counting.chunks.core_box(index)
-            array = volume.read(box)
-            kept = find_kept(box)
-            parts = [channel if kept is None else channel[kept] for channel in array]
+            parts = counted_values(volume.read(box), find_kept(box))
             counts = [
                 count_in_bins(part, bins[bins[:, 0] == channel, 1].tolist())
                 for channel, part in enumerate(parts)
@@ -317,8 +314,6 @@ class WriteLevels:
                     "its voxel size, where it begins and which values are kept"
                 )
             described = describe_values(whole)
-            # a section of which the mask keeps nothing has the levels of the whole
-            values = [int(value) for value in described.values]
             nonzero = None
             if totals.nonzero is not None and counting.mask is None:
                 outside = totals.zeros_outside
@@ -339,13 +334,17 @@ class WriteLevels:
                 channels[number].without_zeros(zeros)
                 for number, zeros in enumerate(totals.zeros.tolist())
             ]
+            if sections is not None:
+                # one of which the mask keeps nothing has the levels of the whole
+                values = [int(value) for value in described.values]
+                sections = [each or values for each in sections]
             levels = Levels(
                 input=counting.path,
                 dtype=counting.dtype,
                 start=volume.bounds.start[0],
                 quantiles=list(QUANTILES),
                 volume=described.values,
-                sections=None if sections is None else [each or values for each in sections],
+                sections=sections,
                 mean=described.mean,
                 std=described.std,
                 section_moments=[each or (described.mean, described.std) for each in moments],
@@ -463,6 +462,11 @@ class Totals:
             FloatCounts(each, values)
             for each, values in zip(self.float_bins(), [whole, *by_channel], strict=True)
         ]
+
+
+def counted_values(array: AnyArray, kept: NDArray[np.bool_] | None) -> Iterator[AnyArray]:
+    """The values of each channel of an array (C, Z, Y, X) that count."""
+    return (channel if kept is None else channel[kept] for channel in array)
 
 
 def box_of_nonzero(array: AnyArray, box: BoundingBox) -> NDArray[np.int64]:
