@@ -2,12 +2,12 @@
 
     FLINK_JOB_SERVER_JAR=job-server.jar make bench-flink
 
-The job server runs all the time, with a heap of 1 GB, as do the
-JobManager and two TaskManagers of one slot: four JVMs on the machine's cores, beside two workers.
-Written to ``benchmarks/results/on_flink.json``: medians of the ratios of turns, from the first
-chunk's start to the last one's end; how much later than locally the first chunk begins; the same
-with Flink's blocking exchanges (``--execution_mode_for_batch=BATCH``); and resident memory of the
-launch and of the workers over a job of quick chunks.
+The job server runs all the time, with a heap of 1 GB, as do the JobManager and two TaskManagers of
+one slot: four JVMs on the machine's cores, beside two workers. Written to
+``benchmarks/results/on_flink.json``, for real work, for the same with Flink's blocking exchanges
+(``--execution_mode_for_batch=BATCH``) and for quick chunks: medians of the ratios of turns, from
+the first chunk's start to the last one's end; how much later than locally the first chunk begins;
+and the resident memory of launch and workers, in the last quarter of that time over the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -29,8 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from clusters.flink import FlinkOnHosts, flink_on_hosts
-from clusters.hosts import free_port, listens, wait_until
+from clusters.flink import flink_on_hosts
 
 from benchmarks.bench import small_unet, write_voxels
 from benchmarks.load import resident
@@ -66,7 +64,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         work, quick = write_work(folder), write_quick(folder)
-        with flink_on_hosts(pyflink, folder) as flink, job_server(flink) as endpoint:
+        with flink_on_hosts(pyflink, folder) as flink:
+            endpoint = flink.start_job_server(os.environ["FLINK_JOB_SERVER_JAR"])
             flags = [*flink.flags, f"--job_endpoint={endpoint}", "--parallelism=2"]
             figures = {
                 "machine": machine("apache-beam", "torch", "tensorstore"),
@@ -172,18 +171,6 @@ def _workers() -> Iterator[int]:
             continue  # it has ended
         if any(each in words for each in WORKERS):
             yield int(process.name)
-
-
-@contextmanager
-def job_server(flink: FlinkOnHosts) -> Iterator[str]:
-    """A job server that runs all the time, with a heap of 1 GB; gives its address."""
-    port = free_port()
-    jar = os.environ["FLINK_JOB_SERVER_JAR"]
-    ports = [f"--job-port={port}", "--artifact-port=0", "--expansion-port=0"]
-    command = ["java", "-Xmx1g", "-jar", jar, f"--flink-master={flink.master}", *ports]
-    flink.here.start("jobserver", command)
-    wait_until(lambda: listens("localhost", port), "the job server")
-    yield f"localhost:{port}"
 
 
 def write_work(folder: Path) -> Path:

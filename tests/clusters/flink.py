@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beam_inference.beam.flink_cluster import FlinkCluster, FlinkError
-from clusters.hosts import Host, free_port, two_hosts, wait_until
+from clusters.hosts import Host, free_port, listens, two_hosts, wait_until
 from clusters.pools import POOL_PORT, start_pool
 
 _PACKAGES = (
@@ -102,6 +102,15 @@ class FlinkOnHosts:
         command = ["java", *flags, *_OPENS, "-cp", self.class_path]
         command += [f"{_RUNTIME}.taskexecutor.TaskManagerRunner", "--configDir", configuration]
         host.start("taskmanager", [*command, *options])
+
+    def start_job_server(self, jar: str) -> str:
+        """Start a job server that stays, with a heap of 1 GB; gives its address when it listens."""
+        port = free_port()
+        ports = [f"--job-port={port}", "--artifact-port=0", "--expansion-port=0"]
+        command = ["java", "-Xmx1g", "-jar", jar, f"--flink-master={self.master}", *ports]
+        self.here.start("jobserver", command)
+        wait_until(lambda: listens("localhost", port), "the job server")
+        return f"localhost:{port}"
 
     def wait_for_task_managers(self, count: int) -> None:
         """Wait until some TaskManagers have registered, and no more."""

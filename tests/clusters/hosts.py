@@ -142,17 +142,16 @@ def _output(*command: str) -> str:
 
 def free_port(address: str = "127.0.0.1") -> int:
     """A port that nobody listens on."""
-    with socket.socket() as listening:
-        listening.bind((address, 0))
-        return int(listening.getsockname()[1])
+    (port,) = free_ports(1, address)
+    return port
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
     """Different ports that nobody listens on."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind(("127.0.0.1", 0))
+            each.bind((address, 0))
         return [int(each.getsockname()[1]) for each in sockets]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +43,6 @@ def no_more_memory(name: str) -> Iterator[Callable[[int], None]]:
     finally:
         for pid in (group / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
-                os.kill(int(pid), 9)
+                os.kill(int(pid), signal.SIGKILL)
         with suppress(OSError):
             group.rmdir()

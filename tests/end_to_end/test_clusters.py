@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 from clusters.flink import FlinkOnHosts, flink_on_hosts
-from clusters.hosts import free_port, free_ports, listens, wait_until
+from clusters.hosts import free_ports, listens, wait_until
 from clusters.memory_limits import no_more_memory
 from clusters.page import commands_of, with_names
 from clusters.programs import job_server_flags, package_of, skip_if_refused
@@ -193,17 +193,23 @@ def test_the_commands_of_the_page(engine, conv_job, tmp_path, result):
     result("the commands of this page")
 
 
-def test_the_job_server_of_the_page(engine, conv_job, tmp_path, result):
-    flink = only_flink(engine)
-    path, expected = conv_job
+def flink_job_server(engine):
+    """The jar of the job server that a variable names."""
     jars = [flag for flag in engine.flags if flag.startswith("--flink_job_server_jar=")]
     if not jars:
         pytest.skip("FLINK_JOB_SERVER_JAR names no job server")
+    return jars[0].partition("=")[2]
+
+
+def test_the_job_server_of_the_page(engine, conv_job, tmp_path, result):
+    flink = only_flink(engine)
+    path, expected = conv_job
+    jar = flink_job_server(engine)
     ports = dict(zip(("8099", "8098", "8097"), map(str, free_ports(3)), strict=True))
     names = {
         "job.yaml": path,
         "jobmanager:8081": flink.master,
-        "flink-job-server.jar": jars[0].partition("=")[2],
+        "flink-job-server.jar": jar,
         **ports,
     }
     servers, _, run, _ = commands_of("A job server that you keep")
@@ -298,6 +304,12 @@ def test_a_corrupt_block_is_quarantined(engine, conv_job, volume_in, tmp_path, r
     result("a corrupt block: exit 3, then only its chunks")
 
 
+def assert_kept(before, output):
+    """What was done before a worker was lost was not done again."""
+    after = {receipt.chunk: receipt for receipt in receipts_of(output)}
+    assert all(after[receipt.chunk] == receipt for receipt in before), "done once, kept"
+
+
 def test_a_worker_process_is_killed(engine, slow_job, tmp_path, result):
     path, expected = slow_job
     with start(path, engine.flags) as run:
@@ -305,8 +317,7 @@ def test_a_worker_process_is_killed(engine, slow_job, tmp_path, result):
         before = receipts_of(tmp_path / "out")
         os.kill(int(before[0].worker.rpartition(":")[2]), signal.SIGKILL)
         end_well(run, expected, tmp_path / "out")
-    after = {receipt.chunk: receipt for receipt in receipts_of(tmp_path / "out")}
-    assert all(after[receipt.chunk] == receipt for receipt in before), "done once, kept"
+    assert_kept(before, tmp_path / "out")
     result("a worker process killed")
 
 
@@ -319,8 +330,7 @@ def test_a_worker_passes_its_memory_limit(engine, slow_job, tmp_path, result):
         deny(pid)
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the kernel ends it", 60)
         end_well(run, expected, tmp_path / "out")
-    after = {receipt.chunk: receipt for receipt in receipts_of(tmp_path / "out")}
-    assert all(after[receipt.chunk] == receipt for receipt in before), "done once, kept"
+    assert_kept(before, tmp_path / "out")
     result("a worker process ended by its memory limit (cgroup)")
 
 
@@ -357,16 +367,8 @@ def test_the_job_server_is_killed(engine, slow_job, tmp_path, result):
 def test_a_job_server_that_the_user_started_is_killed(engine, slow_job, tmp_path, result):
     flink = only_flink(engine)
     path, expected = slow_job
-    jars = [flag for flag in engine.flags if flag.startswith("--flink_job_server_jar=")]
-    if not jars:
-        pytest.skip("FLINK_JOB_SERVER_JAR names no job server")
-    port = free_port()
-    ports = [f"--job-port={port}", "--artifact-port=0", "--expansion-port=0"]
-    jar = jars[0].partition("=")[2]
-    command = ["java", "-Xmx1g", "-jar", jar, f"--flink-master={flink.master}", *ports]
-    flink.here.start("jobserver", command)
-    wait_until(lambda: listens("localhost", port), "the job server")
-    with start(path, [*engine.flags, f"--job_endpoint=localhost:{port}"]) as run:
+    endpoint = flink.start_job_server(flink_job_server(engine))
+    with start(path, [*engine.flags, f"--job_endpoint={endpoint}"]) as run:
         wait_for_receipts(run, tmp_path / "out")
         flink.here.kill("jobserver")
         out, err = run.communicate(timeout=120)
