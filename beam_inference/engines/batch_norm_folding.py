@@ -40,7 +40,7 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.de
     """Fold a network's BatchNorms, as far as that can be done.
 
     torch.fx traces the network's code, and fails where that depends on its input. What it does not
-    notice, such as a branch on a type, shows as another answer to a batch of noise.
+    notice, such as a layer that other code calls, too, shows as another answer to a batch of noise.
 
     Args:
         network: in evaluation mode; it is not changed.
@@ -57,7 +57,7 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.de
     if not any(isinstance(layer, _NORMS) for layer in network.modules()):
         return network
     try:
-        simpler = _fold_traced(network)
+        simpler = _fold_copy(network)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -87,11 +87,18 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.de
     return simpler
 
 
-def _fold_traced(network: nn.Module) -> nn.Module | None:
-    """Fold the BatchNorms of the network's traced code; None if there is none to fold."""
-    traced = fx.symbolic_trace(copy.deepcopy(network))
-    modules: Json = dict(traced.named_modules())
-    calls = Counter(node.target for node in traced.graph.nodes if node.op == "call_module")
+def _fold_copy(network: nn.Module) -> nn.Module | None:
+    """Fold the BatchNorms of a copy of the network; None if there is none to fold.
+
+    Tracing its code tells which layers follow each other. The code itself stays, with the branches
+    that tracing does not notice.
+    """
+    folded = copy.deepcopy(network)
+    graph = fx.Tracer().trace(folded)
+    modules: Json = dict(folded.named_modules())
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+    alone: set[fx.Node] = set()
+    """Convolutions with their BatchNorm, if any, whose answer nothing else reads."""
 
     def module_called_by(node: Any, kinds: tuple[type[nn.Module], ...]) -> Any:
         """The module that a node calls, of such a kind, and which no other calls."""
@@ -99,43 +106,38 @@ def _fold_traced(network: nn.Module) -> nn.Module | None:
         return modules[node.target] if is_call and type(modules[node.target]) in kinds else None
 
     count = 0
-    for node in list(traced.graph.nodes):
-        norm = module_called_by(node, _NORMS)
+    for node in graph.nodes:
         before = _first_argument(node)
-        convolution = module_called_by(before, _CONVOLUTIONS)
-        if (
-            norm is None
-            or convolution is None
-            or len(before.users) > 1
-            or norm.running_mean is None
+        if module_called_by(node, _CONVOLUTIONS) is not None and len(node.users) == 1:
+            alone.add(node)
+        elif before in alone and module_called_by(node, _ACTIVATIONS) is not None:
+            modules[node.target].inplace = True
+        elif before in alone and _fold_pair(
+            folded, module_called_by(before, _CONVOLUTIONS), module_called_by(node, _NORMS)
         ):
-            continue
-        transposed = isinstance(convolution, _TRANSPOSED)
-        # whose weights are (inputs, outputs / groups, …)
-        if transposed and convolution.groups > 1:
-            continue
-        fused = fuse_conv_bn_eval(convolution, norm, transpose=transposed)
-        modules[before.target] = fused
-        traced.set_submodule(before.target, fused)
-        node.replace_all_uses_with(before)
-        traced.graph.erase_node(node)
-        count += 1
+            count += 1
+            if len(node.users) == 1:
+                alone.add(node)
     if not count:
         return None
-    for node in traced.graph.nodes:
-        activation = module_called_by(node, _ACTIVATIONS)
-        before = _first_argument(node)
-        if (
-            activation is not None
-            and module_called_by(before, _CONVOLUTIONS) is not None
-            and len(before.users) == 1
-        ):
-            activation.inplace = True
-    traced.delete_all_unused_submodules()
-    traced.graph.lint()
-    traced.recompile()
     logger.info("BatchNorm is folded into %d convolutions", count)
-    return traced
+    return folded
+
+
+def _fold_pair(network: nn.Module, convolution: Any, norm: Any) -> bool:
+    """Fold a layer into the convolution before it, wherever the network holds them."""
+    if convolution is None or norm is None or norm.running_mean is None:
+        return False
+    transposed = isinstance(convolution, _TRANSPOSED)
+    if transposed and convolution.groups > 1:  # its weights are (inputs, outputs / groups, …)
+        return False
+    fused = fuse_conv_bn_eval(convolution, norm, transpose=transposed)
+    for name, module in list(network.named_modules(remove_duplicate=False)):
+        if module is convolution:
+            network.set_submodule(name, fused)
+        elif module is norm:
+            network.set_submodule(name, nn.Identity())
+    return True
 
 
 def _first_argument(node: fx.Node) -> Any:

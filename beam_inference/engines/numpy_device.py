@@ -43,8 +43,8 @@ class NumpyDevice:
         return array.copy()
 
     def flip(self, array: Array, axes: Sequence[int]) -> Array:
-        """The array, reversed along some axes."""
-        return np.flip(array, tuple(axes))
+        """Return an array of its own: the array, reversed along some axes."""
+        return np.flip(array, tuple(axes)).copy()
 
     def multiply(self, array: Array, by: Array, out: Array) -> None:
         """Write the product of two arrays into a third."""

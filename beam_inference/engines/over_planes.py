@@ -50,7 +50,8 @@ def run_over_planes(forward: Forward, device: Device, model: Network) -> Forward
             seen = face.turn(batch[face.crop(patch, margin)])
             written = face.turn(total)
             for number in range(written.shape[2]):
-                answer = forward(seen[:, :, number : number + model.sections])
+                # a copy, for a network may change what it is given
+                answer = forward(device.copy(seen[:, :, number : number + model.sections]))
                 part = face.crop_answer(answer, len(batch), patch)
                 _add(written[:, :, number], part, face.plane, model.combine_planes)
         if share > 1:

@@ -69,7 +69,7 @@ class Device(Protocol):
         """Return a device array of its own, with the same values."""
 
     def flip(self, array: Any, axes: Sequence[int]) -> Any:
-        """A device array reversed along some axes."""
+        """Return a device array of its own: the array, reversed along some axes."""
 
     def multiply(self, array: Any, by: Any, out: Any) -> None:
         """Write the product of two device arrays into a third."""

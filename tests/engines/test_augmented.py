@@ -316,3 +316,18 @@ def test_what_does_not_go_together(job, capsys, sections, message):
     sections.setdefault("inference", {}).setdefault("patch_overlap", [0, 0, 0])
     assert main(["run", job(**sections)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("predictor", [predictor_in_numpy, predictor_in_torch])
+def test_a_network_may_change_its_input(predictor, transpose):
+    def halve(batch):
+        batch *= 0.5
+        batch += 0.1
+        return batch.copy()
+
+    device, forward = predictor(halve).device, predictor(halve).predict
+    array = np.random.default_rng(0).random((1, 1, 4, 6, 6)).astype(np.float32)
+    mean = augment(forward, device, symmetries("zyx", transpose=transpose), [None])
+    answer = device.download(mean(device.upload(array.copy())))()
+    np.testing.assert_allclose(answer, array * 0.5 + 0.1, rtol=1e-6)
