@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from beam_inference.models.pickle_bounds import PickleOutOfBounds
 
@@ -20,8 +21,9 @@ _ITEM_BYTES = {
     **dict.fromkeys(("FloatStorage", "IntStorage"), 4),
     **dict.fromkeys(("ComplexFloatStorage", "DoubleStorage", "LongStorage"), 8),
     "ComplexDoubleStorage": 16,
+    "UntypedStorage": 1,
 }
-"""Bytes of a value in each of PyTorch's storages of plain numbers."""
+"""Bytes of a value in each of PyTorch's storages of plain numbers, or of anything."""
 
 
 class _Inert:
@@ -50,7 +52,25 @@ class _Inert:
 
 @cache
 def _inert(module: str, name: str) -> type[_Inert]:
-    return type("_Named", (_Inert,), {"named": name if module == "torch" else ""})
+    is_torch = module in ("torch", "torch.storage")
+    return type("_Named", (_Inert,), {"named": name if is_torch else ""})
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """Stands for a storage: what the pickle says of it."""
+
+    said: Any
+
+
+class _Tensor(NamedTuple):
+    """What PyTorch is told to make a tensor of; strangers may have written anything."""
+
+    storage: object
+    offset: object
+    size: object
+    stride: object
+    dtype: object = None
 
 
 class _Reader(pickle.Unpickler):
@@ -59,12 +79,38 @@ class _Reader(pickle.Unpickler):
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
         self.storages: list[object] = []
+        self.tensors: list[_Tensor] = []
 
     def find_class(self, module: str, name: str) -> Any:
-        return _inert(module, name)
+        if module == "torch._utils" and name in ("_rebuild_tensor", "_rebuild_tensor_v2"):
+            return self._note_tensor
+        if module == "torch._utils" and name == "_rebuild_tensor_v3":
+            return self._note_tensor_of_dtype
+        return tuple if (module, name) == ("torch", "Size") else _inert(module, name)
 
-    def persistent_load(self, pid: Any) -> None:
+    def persistent_load(self, pid: Any) -> _Storage:
         self.storages.append(pid)
+        return _Storage(pid)
+
+    def _note_tensor(
+        self, storage: object, offset: object, size: object, stride: object, *_: object
+    ) -> _Inert:
+        self.tensors.append(_Tensor(storage, offset, size, stride))
+        return _Inert()
+
+    def _note_tensor_of_dtype(  # the arguments of torch._utils._rebuild_tensor_v3
+        self,
+        storage: object,
+        offset: object,
+        size: object,
+        stride: object,
+        _requires_grad: object,
+        _hooks: object,
+        dtype: object,
+        *_: object,
+    ) -> _Inert:
+        self.tensors.append(_Tensor(storage, offset, size, stride, dtype))
+        return _Inert()
 
 
 def read_storages(content: bytes) -> list[object]:
@@ -83,6 +129,63 @@ def read_storages(content: bytes) -> list[object]:
     reader = _Reader(content)
     _read(reader)
     return reader.storages
+
+
+def check_tensors_fit(content: bytes, listed: Container[str]) -> None:
+    """Check that the tensors of a pickle lie within storages of a file in PyTorch's former form.
+
+    A storage that is too small for a tensor PyTorch makes larger, and leaves in it what lay in the
+    process's memory; views of it keep memory that is no longer theirs.
+
+    Args:
+        content: the pickle, which was followed before (:func:`.pickle_bounds.check_pickle`).
+        listed: keys of the storages whose values are in the file.
+
+    Raises:
+        PickleOutOfBounds: one does not.
+    """
+    reader = _Reader(content)
+    _read(reader)
+    known: dict[str, tuple[object, int]] = {}
+    for storage in reader.storages:
+        match storage:
+            case ("storage", type() as kind, str(key), str(), int(length), None) if key in listed:
+                if known.setdefault(key, (kind, length)) != (kind, length):
+                    raise PickleOutOfBounds("it says two things of one storage")
+            case ("storage", _, _, _, _, None):
+                raise PickleOutOfBounds("a tensor's values are not in the file")
+            case _:
+                raise PickleOutOfBounds("it refers to what is no storage of a tensor")
+    for tensor in reader.tensors:
+        match tensor.storage:
+            case _Storage(said) if _bytes_needed(tensor, said[1]) <= said[4] * _item_bytes(said[1]):
+                pass
+            case _:
+                raise PickleOutOfBounds("a tensor has more values than are in the file")
+
+
+def _bytes_needed(tensor: _Tensor, kind: type) -> int:
+    """How many bytes of its storage a tensor reaches over. Raises PickleOutOfBounds."""
+    match tensor:
+        case _Tensor(_, int(offset), tuple(size), tuple(stride)) if len(size) == len(stride):
+            numbers = (offset, *size, *stride)
+            if all(isinstance(n, int) and n >= 0 for n in numbers):
+                last = offset + sum((n - 1) * m for n, m in zip(size, stride, strict=True))
+                return 0 if 0 in size else (1 + last) * _tensor_item_bytes(tensor, kind)
+    raise PickleOutOfBounds("a tensor has a shape that is none")
+
+
+def _tensor_item_bytes(tensor: _Tensor, kind: type) -> int:
+    """Bytes of a value of a tensor. Raises PickleOutOfBounds."""
+    if tensor.dtype is None:
+        return _item_bytes(kind)
+    import torch
+
+    named = getattr(tensor.dtype, "named", "")
+    dtype = getattr(torch, named, None) if isinstance(named, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise PickleOutOfBounds("a tensor has values of an unknown type")
+    return dtype.itemsize
 
 
 def read_names(content: bytes) -> set[str]:

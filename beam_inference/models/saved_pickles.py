@@ -17,10 +17,11 @@ from beam_inference.models.pickle_bounds import (
     Followed,
     NotFollowed,
     PickleOutOfBounds,
+    Value,
     check_keys,
     check_pickle,
 )
-from beam_inference.models.pickled_storages import read_names, read_storages
+from beam_inference.models.pickled_storages import check_tensors_fit, read_names
 
 _MAKE_TENSORS = frozenset(
     f"torch._utils _rebuild_{what}" for what in ("tensor", "tensor_v2", "tensor_v3", "parameter")
@@ -38,6 +39,7 @@ _MAKE_VALUES = frozenset(
 _MAKE_CONTAINERS = frozenset(
     {"collections Counter", "collections OrderedDict", "__builtin__ set", "builtins set"}
 )
+_OF_PAIRS = "collections OrderedDict"
 _MAKE_BYTES = "_codecs encode"
 _OTHER_TENSORS = {
     **dict.fromkeys(("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor"), "a sparse tensor"),
@@ -75,8 +77,7 @@ def check_saved(file: IO[bytes]) -> None:
 def _check_former_form(file: IO[bytes]) -> None:
     """Check the five pickles before the tensors' bytes. Raises PickleOutOfBounds.
 
-    The fourth is what was saved, and the fifth lists the storages whose bytes follow: any other
-    would keep what lay in the process's memory.
+    The fourth is what was saved, and the fifth lists the storages whose bytes follow.
     """
     pickles = []
     for _ in range(5):
@@ -85,12 +86,7 @@ def _check_former_form(file: IO[bytes]) -> None:
         length = file.tell() - start
         file.seek(start)
         pickles.append(file.read(length))
-    listed = read_names(pickles[4])
-    for storage in read_storages(pickles[3]):
-        match storage:
-            case ("storage", _, str(key), *_) if key in listed:
-                continue
-        raise PickleOutOfBounds("a tensor's values are not in the file")
+    check_tensors_fit(pickles[3], read_names(pickles[4]))
 
 
 def _judge(followed: Followed) -> None:
@@ -109,8 +105,9 @@ def _judge_call(call: Call) -> None:
     if call.name in _MAKE_TENSORS or call.name in _MAKE_VALUES:
         return
     if call.name in _MAKE_CONTAINERS:
+        is_of_pairs = call.name == _OF_PAIRS
         for items in call.arguments.parts:
-            check_keys(items.parts)
+            check_keys(_key_of(each) if is_of_pairs else each for each in items.parts)
     elif call.name == _MAKE_BYTES:
         if len(call.arguments.parts) != 2 or call.arguments.parts[1] is not LATIN1:
             raise NotFollowed(f"it calls {_MAKE_BYTES} otherwise than for bytes")
@@ -122,3 +119,8 @@ def _judge_call(call: Call) -> None:
                 "neither sparse nor quantised"
             )
         raise NotFollowed(f"it calls {call.name or 'a value'}")
+
+
+def _key_of(item: Value) -> Value:
+    """The key of a pair, of which Python 2 makes its ordered mappings."""
+    return item.parts[0] if len(item.parts) == 2 else item

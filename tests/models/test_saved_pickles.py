@@ -62,6 +62,7 @@ def state_dict():
         "view": torch.arange(9)[2:5],
         "pairs": OrderedDict([("a", 1)]),
         "ints": [1 << 200, -1],
+        "of Python 2": Called(OrderedDict, [["weight", torch.ones(2)], ("bias", torch.ones(1))]),
     }
 
 
@@ -141,6 +142,82 @@ def test_a_storage_that_is_not_listed_in_the_former_form():
     content = file.getvalue()[: file.tell()] + pickle.dumps([], protocol=2)
     with pytest.raises(PickleOutOfBounds, match="values are not in the file"):
         check_saved(io.BytesIO(content))
+
+
+class Stored:
+    """A storage of the former form, as a tensor refers to it."""
+
+    def __init__(self, key, length, view=None, kind=torch.FloatStorage):
+        self.said = ("storage", kind, key, "cpu", length, view)
+
+    def tensor(self, *size, offset=0, stride=None):
+        stride = tuple(1 for _ in size) if stride is None else stride
+        arguments = (self, offset, size, stride, False, OrderedDict())
+        return Called(torch._utils._rebuild_tensor_v2, *arguments)
+
+
+def former_form(tensors, lengths):
+    """A file in PyTorch's former form, of tensors and the lengths of its float32 storages."""
+    file = io.BytesIO()
+    torch.save({}, file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    for _ in range(3):
+        list(pickletools.genops(file))
+    file.truncate()
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            return value.said if isinstance(value, Stored) else None
+
+    Pickler(file, 2).dump(tensors)
+    pickle.dump(list(lengths), file, 2)
+    for length in lengths.values():
+        file.write(struct.pack("<q", length) + bytes(4 * length))
+    return file
+
+
+def test_the_former_form_by_hand_is_what_pytorch_reads():
+    a = Stored("a", 10)
+    tensors = {"all": a.tensor(10), "part": a.tensor(2, offset=8), "none": a.tensor(0, offset=99)}
+    file = former_form(tensors, {"a": 10})
+    check_saved(file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["all"].tolist() == [0] * 10
+
+
+@pytest.mark.parametrize(
+    ("tensors", "told"),
+    [
+        ([Stored("a", 0).tensor(0), Stored("a", 0).tensor(1000)], "more values"),
+        ([Stored("a", 10).tensor(1000)], "more values"),
+        ([Stored("a", 10).tensor(2, offset=9)], "more values"),
+        ([Stored("a", 10).tensor(4, 3, stride=(3, 1))], "more values"),
+        ([Stored("a", 10).tensor(2, stride=(-1,))], "shape that is none"),
+        ([Stored("a", 10).tensor(-2)], "shape that is none"),
+        ([Stored("a", 10).tensor(2), Stored("a", 20).tensor(20)], "two things of one storage"),
+        (
+            [Stored("a", 10).tensor(2), Stored("a", 10, kind=torch.DoubleStorage).tensor(9)],
+            "two things of one storage",
+        ),
+        ([Stored("a", 10, view=("v", 0, 5)).tensor(5)], "no storage of a tensor"),
+        ([Called(torch._utils._rebuild_tensor_v2, 1, 0, (1,), (1,), False, {})], "more values"),
+    ],
+    ids=[
+        "empty",
+        "longer",
+        "offset",
+        "strides",
+        "backwards",
+        "negative",
+        "lengths",
+        "kinds",
+        "view",
+        "number",
+    ],
+)
+def test_tensors_beyond_their_storages_in_the_former_form(tensors, told):
+    with pytest.raises(PickleOutOfBounds, match=told):
+        check_saved(former_form(tensors, {"a": 10}))
 
 
 def odd_tensors():
