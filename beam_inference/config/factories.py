@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from beam_inference.config.siblings import check_siblings
+
 _FACTORY = re.compile(r"(?P<module>.+):(?P<name>[A-Za-z_]\w*)")
 
 
@@ -46,7 +48,8 @@ def load_file(file: Path) -> ModuleType:
     same name.
 
     Raises:
-        Exception: the file's own code runs, and may raise anything; ImportError where it is absent.
+        Exception: the file's own code runs, and may raise anything; ImportError where it is absent,
+            or where it imports a module of which this process has another one of the same name.
     """
     source = _Source(file)
     return sys.modules.get(source.module_name) or _run(source)
@@ -56,7 +59,8 @@ def run_file(file: Path) -> ModuleType:
     """Run a Python file as a module, also where it has been run before.
 
     Raises:
-        Exception: the file's own code runs, and may raise anything; ImportError where it is absent.
+        Exception: the file's own code runs, and may raise anything; ImportError where it is absent,
+            or where it imports a module of which this process has another one of the same name.
     """
     return _run(_Source(file))
 
@@ -94,6 +98,7 @@ def _run(source: _Source) -> ModuleType:
     sys.modules[name] = module
     try:
         source.exec_module(module)
+        check_siblings(Path(source.get_filename(name)))
     except BaseException:
         del sys.modules[name]
         raise

@@ -73,8 +73,7 @@ def load_predictor(
     if network is None and model.path == "identity":
         predictor = identity_predictor(model.activation)
     elif network is None and model.ensemble:
-        members = [_load(each, inference, trust, None, None) for each in model.members]
-        predictor = average_members(members, model.shares, network_keys(model))
+        predictor = _load_members(model, inference, trust)
     else:
         predictor = _load(model, inference, trust, network, quantized)
     if model.axes == "xyz":
@@ -90,6 +89,13 @@ def load_predictor(
         return predictor
     repeated = repeat_output(predictor.predict, predictor.device, model.coarser_by)
     return replace(predictor, predict=repeated)
+
+
+def _load_members(model: Network, inference: Inference, trust: Trust) -> Predictor:
+    """Load the networks of an ensemble as one that answers their mean."""
+    others: list[Any] = []
+    members = [_load(each, inference, trust, None, None, others) for each in model.members]
+    return average_members(members, model.shares, network_keys(model))
 
 
 def _augment(predictor: Predictor, model: Network, inference: Inference) -> Predictor:
@@ -194,6 +200,7 @@ def _load(
     trust: Trust,
     network: LoadedNetwork | None,
     quantized: bytes | None,
+    others: list[Any] | None = None,
 ) -> Predictor:
     engine = get_engine(inference.engine)
     description = engine_description(model, inference)  # before anything is loaded: is it there?
@@ -209,6 +216,9 @@ def _load(
     if network is None:
         files = None if trust else NetworkFiles.of(model)
         source = replace(_source(engine, model, inference, trust), files=files)
+        if others is not None and source.kind == "module" and not isinstance(source.network, Path):
+            _refuse_shared(source.network, others, model)
+            others.append(source.network)
     else:
         _check_runs(engine, network, model)
         source = _prepare_source(engine, network, model, inference)
@@ -242,6 +252,18 @@ def _load(
     if not predictor.device.on_host:
         check_exact_sums(predictor.device, f"inference.device: {inference.device}")
     return predictor
+
+
+def _refuse_shared(network: Any, others: Sequence[Any], model: Network) -> None:
+    """Refuse a network that has parameters or buffers of an earlier one of its ensemble."""
+    known = {id(each) for other in others for each in (*other.parameters(), *other.buffers())}
+    if any(id(each) in known for each in (*network.parameters(), *network.buffers())):
+        raise ModelContractError(
+            f"model.path {model.path}: the factory returned a network that shares parameters with "
+            "an earlier one of model.ensemble, so both would have the weights that were loaded "
+            "last. Make a new network at each call: keep none in a variable of the module, or in a "
+            "cache."
+        )
 
 
 def _check_torch(model: Network) -> None:

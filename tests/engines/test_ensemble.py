@@ -1,13 +1,14 @@
 """Several networks whose answers are averaged, in whole jobs."""
 
 import json
+import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
 import toy_networks
-from helpers import do_and_read, job_values, toy, write_job, write_volume
+from helpers import do_and_read, job_values, read_volume, toy, write_job, write_volume
 
 from beam_inference import prepare
 from beam_inference.cli.main import main
@@ -182,3 +183,78 @@ def test_such_a_job_is_run_verified_and_made_again(image, scripted, tmp_path, ca
     (tmp_path / "member.ts").rename(tmp_path / "elsewhere.ts")
     named = ["--file", f"model.ensemble.1.path={tmp_path}/elsewhere.ts"]
     assert main(["reproduce", str(tmp_path / "out"), "--trust_code", *named]) == 0
+
+
+SHARED = """
+import functools, torch
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x * self.scale
+
+@functools.cache
+def cached():
+    return Scale()
+
+def within():
+    return torch.nn.Sequential(cached())
+
+def new():
+    return Scale()
+"""
+
+
+def job_of_two(tmp_path, image, factory, weights, prefix=""):
+    """A job file with two networks of one factory, and a file of weights for each."""
+    files = [tmp_path / f"{number}.pt" for number in range(len(weights))]
+    for file, weight in zip(files, weights, strict=True):
+        torch.save({f"{prefix}scale": torch.tensor([weight])}, file)
+    first, second = ({"path": factory, "weights": str(file)} for file in files)
+    model = {**first, "ensemble": [second], "output_channels": 1, "normalize": "unit"}
+    values = job_values(image, tmp_path / "out", model=model)
+    return str(write_job(tmp_path / "job.yaml", values))
+
+
+@pytest.mark.parametrize(("factory", "prefix"), [("cached", ""), ("within", "0.")])
+def test_members_that_are_one_object_are_refused(
+    image, tmp_path, capfd, monkeypatch, factory, prefix
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "shared_by_members.py").write_text(SHARED)
+    monkeypatch.delitem(sys.modules, "shared_by_members", raising=False)
+    job = job_of_two(tmp_path, image, f"shared_by_members:{factory}", [0.1, 0.5], prefix=prefix)
+    assert main(["run", job]) == 2
+    assert "shares parameters with an earlier one" in capfd.readouterr().err
+
+
+def test_members_of_one_factory_have_their_own_weights(image, tmp_path):
+    (tmp_path / "network.py").write_text(SHARED)
+    job = job_of_two(tmp_path, image, f"{tmp_path}/network.py:new", [0.1, 0.5])
+    assert main(["run", job]) == 0
+    found = read_volume(tmp_path / "out")[0]
+    np.testing.assert_allclose(found, IMAGE / 255 * 0.3, atol=1e-5)
+
+
+def test_members_whose_files_import_modules_of_one_name_are_refused(
+    image, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "helper_of_members", raising=False)
+    for folder, factor in [("a", 1), ("b", 3)]:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "network.py").write_text(
+            "import sys, torch\nfrom pathlib import Path\n"
+            "sys.path.insert(0, str(Path(__file__).parent))\n"
+            "import helper_of_members as helper\n"
+            "def network():\n    return torch.nn.Identity()\n"
+        )
+        (tmp_path / folder / "helper_of_members.py").write_text(f"FACTOR = {factor}\n")
+    path = f"{tmp_path}/{{}}/network.py:network"
+    model = {"path": path.format("a"), "ensemble": [{"path": path.format("b")}]}
+    values = job_values(image, tmp_path / "out", model={**model, "output_channels": 1})
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
+    assert "Python keeps one module of a name" in capfd.readouterr().err
