@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,20 +45,20 @@ def torch_forward(
     Returns:
         A function of float32 tensors (N, C, Z, Y, X) to the same. It raises DeviceOutOfMemory or
         WorkerFault where the device fails, ModelContractError where the network's answer is not one
-        real tensor.
+        real tensor, or where it draws random numbers.
     """
     dtype = _AUTOCAST.get(precision)
 
     def forward(batch: Tensor) -> Tensor:
-        with device_errors():
+        with device_errors(), _refuse_random_numbers(device_type):
             batch = sections_as_channels(batch) if dims == 2 else batch
             with nullcontext() if dtype is None else torch.autocast(device_type, dtype):
                 result = network(batch.contiguous(memory_format=memory_format))
             if not isinstance(result, Tensor) or result.is_complex():
+                found = str(result.dtype) if isinstance(result, Tensor) else type(result).__name__
                 raise ModelContractError(
-                    f"the network returns a {type(result).__name__}; expected one real tensor "
-                    "(batch, channels, z, y, x). Wrap it in a module that returns the one to "
-                    "write."
+                    f"the network returns a {found}; expected one real tensor (batch, channels, z, "
+                    "y, x). Wrap it in a module that returns the one to write."
                 )
             if dims == 2 and result.ndim == 4:
                 result = result[:, :, None]
@@ -67,6 +67,31 @@ def torch_forward(
             return _activate_heads(result.float(), activation, heads)
 
     return forward
+
+
+@contextmanager
+def _refuse_random_numbers(device_type: str) -> Iterator[None]:
+    """Notice that PyTorch's common generators were used, whatever the values at hand.
+
+    Raises:
+        ModelContractError: one was.
+    """
+    before = _generator_states(device_type)
+    yield
+    after = _generator_states(device_type)
+    if not all(map(torch.equal, before, after)):
+        raise ModelContractError(
+            "the network draws random numbers, such as a dropout that was exported while training: "
+            "its output would be another one each time. Save it in evaluation mode, and without "
+            "random numbers."
+        )
+
+
+def _generator_states(device_type: str) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device_type != "cpu":
+        states.append(torch.get_device_module(device_type).get_rng_state())
+    return states
 
 
 def torch_predictor(

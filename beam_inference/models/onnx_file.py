@@ -28,6 +28,10 @@ class _ExternalData(Exception):
     """A tensor says that its values are in another file."""
 
 
+class _Random(Exception):
+    """A node draws random numbers; the message names its operator."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Message:
     """What of a message of the ONNX standard may lead to a tensor.
@@ -76,10 +80,30 @@ _NAME_IN_FUNCTION = (10, 1, 13)
 """Numbers of the fields that hold them."""
 
 
-def check_self_contained(path: Path) -> None:
-    """Check that an ONNX file holds its weights itself, and unfolds to a network of bounded size.
+_RANDOM = frozenset(
+    (
+        b"Bernoulli",
+        b"Multinomial",
+        b"RandomNormal",
+        b"RandomNormalLike",
+        b"RandomUniform",
+        b"RandomUniformLike",
+        b"Sampling",
+    )
+)
+_OPERATOR_DOMAINS = frozenset((b"", b"ai.onnx", b"com.microsoft"))
+_INITIALIZER = 5
+_VALUES = frozenset((4, 5, 6, 7, 9, 10, 11))
+"""Numbers of the fields that hold values of a tensor."""
+_TRAINING_MODE = 2
+"""The input of Dropout that says whether it draws; without it, it does not."""
 
-    Those in another file would be neither hashed nor fetched with it.
+
+def check_self_contained(path: Path) -> None:
+    """Check that an ONNX file is a network by itself, and one that computes.
+
+    Weights in another file would be neither hashed nor fetched with it. It unfolds to a network of
+    bounded size, and draws no random numbers, which it might do for a few inputs only.
 
     Raises:
         ModelContractError: it does not, or is not an ONNX file.
@@ -95,6 +119,7 @@ def check_self_contained(path: Path) -> None:
             if all(number != _GRAPH_NUMBER for number, *_ in _fields(content, 0, len(content))):
                 raise _Malformed("it has no graph")
             _check_calls(content)
+            _check_random(content)
         except _Malformed as error:
             raise ModelContractError(
                 f"{path} is not an ONNX file, or damaged: {error}. Save or copy it again."
@@ -103,6 +128,11 @@ def check_self_contained(path: Path) -> None:
             raise ModelContractError(
                 f"{path} has functions that {error}: engines would take hours, or all memory, to "
                 "load it. Save it without functions, such as by onnx.inliner."
+            ) from None
+        except _Random as error:
+            raise ModelContractError(
+                f"{path} draws random numbers (by {error}), so its output would be another one "
+                "each time. Export it in evaluation mode, and without random numbers."
             ) from None
         except _ExternalData:
             raise ModelContractError(
@@ -148,6 +178,73 @@ def _check_calls(content: mmap.mmap) -> None:
         sizes[name] = min(size, _MOST_OF_CALLS + 1)
     if sum(sizes.get(name, 0) for name in top) > _MOST_OF_CALLS:
         raise _Unfolding(f"stand for more than {_MOST_OF_CALLS:,} nodes where they are called")
+
+
+def _check_random(content: mmap.mmap) -> None:
+    """Refuse nodes that draw random numbers. Raises _Random."""
+    modes = set()
+    for part, _, _, begin, end in _parts(content, 0, len(content), _MODEL):
+        if part is not _NODE:
+            continue
+        domain, operator, _ = _name(content, begin, end, _NAME_IN_NODE)
+        if domain not in _OPERATOR_DOMAINS:
+            continue
+        if operator in _RANDOM:
+            raise _Random(operator.decode())
+        inputs = _texts(content, begin, end, 1)
+        if operator == b"Dropout" and len(inputs) > _TRAINING_MODE and inputs[_TRAINING_MODE]:
+            modes.add(inputs[_TRAINING_MODE])
+    if modes and not modes <= _falsehoods(content):
+        raise _Random("a Dropout in training mode")
+
+
+def _falsehoods(content: mmap.mmap) -> set[bytes]:
+    """Names that stand for constants which are false, wherever the file defines them."""
+    false: set[bytes] = set()
+    other: set[bytes] = set()
+    for part, parent, number, begin, end in _parts(content, 0, len(content), _MODEL):
+        if part is _TENSOR and parent is _GRAPH and number == _INITIALIZER:
+            names = _texts(content, begin, end, 8)
+            (false if _is_false(content, begin, end) else other).update(names)
+        elif part is _FUNCTION:
+            other.update(_texts(content, begin, end, 4))  # its inputs
+        elif part is _NODE:
+            is_false = _is_false_constant(content, begin, end)
+            (false if is_false else other).update(_texts(content, begin, end, 2))
+    return false - other
+
+
+def _is_false_constant(content: mmap.mmap, start: int, stop: int) -> bool:
+    """Whether a node is a constant that is a tensor of zeros."""
+    parts = _parts(content, start, stop, _NODE)
+    tensors = [(begin, end) for part, _, _, begin, end in parts if part is _TENSOR]
+    is_constant = _name(content, start, stop, _NAME_IN_NODE)[1] == b"Constant"
+    return is_constant and len(tensors) == 1 and _is_false(content, *tensors[0])
+
+
+def _is_false(content: mmap.mmap, start: int, stop: int) -> bool:
+    """Whether all values of a tensor are zero."""
+    fields = _fields(content, start, stop)
+    return not any(
+        content[begin:end].strip(b"\0") for number, _, begin, end in fields if number in _VALUES
+    )
+
+
+def _texts(content: mmap.mmap, start: int, stop: int, wanted: int) -> list[bytes]:
+    """The texts in a message under a number."""
+    fields = _fields(content, start, stop)
+    return [content[begin:end] for number, _, begin, end in fields if number == wanted]
+
+
+def _parts(
+    content: mmap.mmap, start: int, stop: int, message: _Message
+) -> Iterator[tuple[_Message, _Message, int, int, int]]:
+    """All messages in a message: what each is, in which one, its number there, and its place."""
+    for number, _, begin, end in _fields(content, start, stop):
+        part = message.parts.get(number)
+        if part is not None:
+            yield part, message, number, begin, end
+            yield from _parts(content, begin, end, part)
 
 
 def _called(content: mmap.mmap, start: int, stop: int, message: _Message) -> Iterator[_Name]:

@@ -6,6 +6,7 @@ may keep its weights in files that are not part of the job's identity.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from xml.parsers import expat
 
@@ -16,18 +17,30 @@ _DEEPEST = 45
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+_RANDOM = frozenset(("Multinomial", "RandomUniform"))
+
+
 class _Malformed(Exception):
     """The file is no network of OpenVINO; the message says why."""
 
 
+class _Random(Exception):
+    """A layer draws random numbers; the message names its type."""
+
+
 def check_network(path: Path) -> None:
-    """Check that a file is XML that describes a network of OpenVINO's.
+    """Check that a file is XML that describes a network of OpenVINO's without random numbers.
 
     Raises:
         ModelContractError: it is not.
     """
     try:
         _check(path)
+    except _Random as error:
+        raise ModelContractError(
+            f"{path} draws random numbers (by {error}), so its output would be another one each "
+            "time. Convert the network in evaluation mode, and without random numbers."
+        ) from None
     except (_Malformed, expat.ExpatError) as error:
         raise ModelContractError(
             f"{path} is not a network as OpenVINO saves it (.xml), or damaged: {error}. Save or "
@@ -38,11 +51,13 @@ def check_network(path: Path) -> None:
 def _check(path: Path) -> None:
     depth = 0
 
-    def start(name: str, _: object) -> None:
+    def start(name: str, attributes: Mapping[str, str]) -> None:
         nonlocal depth
         if depth == 0 and name != "net":
             raise _Malformed(f"it holds <{name[:40]}>, not <net>")
         depth += 1
+        if name == "layer" and attributes.get("type") in _RANDOM:
+            raise _Random(attributes["type"])
         if depth > _DEEPEST:
             raise _Malformed(
                 f"its elements are nested {_DEEPEST} deep and more, with which OpenVINO ends after "

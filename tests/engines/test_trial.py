@@ -77,11 +77,29 @@ class Counter:
         return batch / 255 + self.sum
 
 
-@pytest.mark.parametrize(
-    "network", [torch.rand_like, Counter(0.01), lambda batch: torch.dropout(batch, 0.5, True)]
-)
-def test_networks_that_answer_one_batch_in_two_ways(network):
+def test_a_network_that_keeps_something_answers_one_batch_in_two_ways():
     with pytest.raises(ModelContractError, match="answers the same batch in two ways"):
+        once(Counter(0.01))
+
+
+def seeded(batch):
+    torch.manual_seed(0)
+    return torch.dropout(batch, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        torch.rand_like,
+        lambda batch: torch.dropout(batch, 0.5, True),
+        lambda batch: batch + (batch > 1000) * torch.rand_like(batch),
+        seeded,
+    ],
+    ids=["noise", "dropout", "where nothing shows", "seeded"],
+)
+def test_networks_that_draw_random_numbers(network):
+    torch.rand(1)  # so that a seed changes something
+    with pytest.raises(ModelContractError, match="draws random numbers"):
         once(network)
 
 

@@ -37,6 +37,14 @@ def test_branches_of_branches_are_refused_from_some_depth_on(tmp_path):
         check_network(path)
 
 
+@pytest.mark.parametrize("kind", ["RandomUniform", "Multinomial"])
+def test_networks_of_openvino_that_draw_random_numbers_are_refused(tmp_path, kind):
+    path = tmp_path / "network.xml"
+    path.write_text(f'<net><layers><layer id="0" type="{kind}" version="opset8"/></layers></net>')
+    with pytest.raises(ModelContractError, match=f"by {kind}.*in evaluation mode"):
+        check_network(path)
+
+
 def test_files_that_nobody_touched_are_unchanged(files):
     assert files.sha256 == model_sha256(files.model)
     assert files.are_unchanged()

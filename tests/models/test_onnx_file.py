@@ -164,3 +164,73 @@ def test_branches_of_branches_are_refused_from_some_depth_on(tmp_path):
     check(tmp_path / "a.onnx", branches(13))
     with pytest.raises(ModelContractError, match="nested too deeply"):
         check(tmp_path / "a.onnx", branches(14))
+
+
+def network_of(nodes, initializers=(), **parts):
+    """An ONNX file of nodes that map x to y."""
+    helper = onnx.helper
+    shape = [1, 1, 2, 2, 2]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("y", 1, shape)],
+        list(initializers),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], **parts)
+
+
+def within_branch(node):
+    output = onnx.helper.make_empty_tensor_value_info("z")
+    branch = onnx.helper.make_graph([node], "b", [], [output])
+    return onnx.helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+
+
+def check_model(model, tmp_path):
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    check_self_contained(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        onnx.helper.make_node("RandomUniformLike", ["x"], ["z"]),
+        onnx.helper.make_node("Bernoulli", ["x"], ["z"], seed=1.0),
+        onnx.helper.make_node("RandomNormal", [], ["z"], shape=[1], domain="ai.onnx"),
+    ],
+)
+def test_random_numbers_are_refused_wherever_they_are_drawn(node, tmp_path):
+    with pytest.raises(ModelContractError, match=f"by {node.op_type}.*evaluation mode"):
+        check_model(network_of([node]), tmp_path)
+    with pytest.raises(ModelContractError, match=f"by {node.op_type}.*evaluation mode"):
+        check_model(network_of([within_branch(node)]), tmp_path)
+
+
+def mode(*, value, raw=True):
+    tensor = onnx.helper.make_tensor("mode", 9, [], [value])
+    array = onnx.numpy_helper.to_array(tensor)
+    return onnx.numpy_helper.from_array(array, "mode") if raw else tensor
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_dropout_is_refused_unless_it_is_off(raw, tmp_path):
+    dropout = onnx.helper.make_node("Dropout", ["x", "", "mode"], ["y"])
+    check_model(network_of([onnx.helper.make_node("Dropout", ["x"], ["y"])]), tmp_path)
+    check_model(network_of([dropout], [mode(value=False, raw=raw)]), tmp_path)
+    constant = onnx.helper.make_node("Constant", [], ["mode"], value=mode(value=False, raw=raw))
+    check_model(network_of([constant, dropout]), tmp_path)
+    on = onnx.helper.make_node("Constant", [], ["mode"], value=mode(value=True, raw=raw))
+    computed = onnx.helper.make_node("Not", ["other"], ["mode"])
+    function = onnx.helper.make_function(
+        "own", "F", ["x", "mode"], ["y"], [dropout], [onnx.helper.make_opsetid("", 17)]
+    )
+    for model in [
+        network_of([dropout]),
+        network_of([dropout], [mode(value=True, raw=raw)]),
+        network_of([on, dropout]),
+        network_of([computed, dropout]),
+        network_of([constant, on, dropout]),
+        network_of([constant], functions=[function]),
+    ]:
+        with pytest.raises(ModelContractError, match="a Dropout in training mode"):
+            check_model(model, tmp_path)
