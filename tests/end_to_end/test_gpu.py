@@ -61,6 +61,15 @@ class Greedy(nn.Module):
 def greedy():
     return Greedy()
 
+class Mixes(nn.Module):
+    "Takes a mean over its whole batch."
+
+    def forward(self, batch):
+        return batch - batch.mean()
+
+def mixes():
+    return Mixes()
+
 class Slow(nn.Module):
     def forward(self, batch):
         torch.cuda._sleep(200_000_000)
@@ -132,6 +141,20 @@ def test_auto_takes_the_gpu_and_every_command_knows_it(make_job, accelerator, tm
     assert main(["verify", job, "--recompute", "1"]) == 0
     assert main(["report", job, "--to", str(tmp_path / "report.html")]) == 0
     assert main(["show", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
+def test_patches_of_a_batch_know_nothing_of_each_other(make_job, precision, capfd):
+    keys = {"precision": precision, "memory_format": "contiguous"}
+    job = make_job("auto", batch_size="auto", **keys)
+    done(job)
+    assert recorded(job)["config"]["inference"]["batch_size"] > 1
+    mixing = make_job("mixing", network="mixes", channels=1, batch_size=3, **keys)
+    assert main(["run", mixing]) == 2
+    assert "depends on the others" in capfd.readouterr().err
+    mixing = make_job("alone", network="mixes", channels=1, batch_size="auto", **keys)
+    assert main(["run", mixing]) == 0
+    assert recorded(mixing)["config"]["inference"]["batch_size"] == 1
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
