@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from beam_inference.errors import ConfigError, WorkerFault
@@ -86,7 +86,8 @@ def replace_file(path: str) -> Iterator[Path]:
     except OSError as error:
         raise WorkerFault(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only disk, whether the draft is there or not
+            draft.unlink(missing_ok=True)
 
 
 def check_folder(flag: str, path: str) -> None:

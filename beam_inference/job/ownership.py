@@ -7,7 +7,7 @@ different blocks into one place. Jobs whose regions of interest are disjoint sha
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorstore as ts
 from pydantic import ValidationError
@@ -155,6 +155,32 @@ def check_records(job: StageJob) -> None:
             f"this launch writes nothing more: {job.state_url}/{job.record} is not of this command "
             f"any more, because {_TAKEN_OVER}"
         )
+
+
+def check_claims(job: ResolvedJob, state_url: str, output_urls: Iterable[str]) -> None:
+    """Check that a job's outputs still name it, so that its receipts speak of what lies there.
+
+    Args:
+        job: the job, of which chunks are done.
+        state_url: URL of its state folder.
+        output_urls: paths or URLs of its outputs.
+
+    Raises:
+        StateError: one is gone, or belongs to others.
+        WorkerFault: one cannot be read.
+    """
+    owner = owner_of(job, state_url)
+    for output_url in output_urls:
+        file = _OwnersFile(output_url, job.config.storage)
+        owners = file.read()
+        _refuse_conflict(owners, owner, output_url)
+        if all(each.fingerprint != owner.fingerprint for each in owners):
+            raise StateError(
+                f"{file.url} does not name this job any more: the output {output_url} was removed, "
+                "or taken over by a command or another job (--overwrite), so this job's receipts "
+                "say nothing of what lies there now. Put the output back, or run with --overwrite "
+                "to compute every chunk again."
+            )
 
 
 class Claim:

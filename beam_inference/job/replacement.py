@@ -6,19 +6,22 @@ that its format gives them. A folder that holds anything else is left alone.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import tensorstore as ts
 
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, VolumeError, WorkerFault
 from beam_inference.job.state import STATE_FOLDER
+from beam_inference.volumes.block_names import is_block_of
 from beam_inference.volumes.detection import StoredVolume, json_object, volume_at
 from beam_inference.volumes.drafts import file_of_draft
 from beam_inference.volumes.kvstores import (
@@ -42,23 +45,20 @@ _METADATA = {
     "ome_zarr_0.4": (".zattrs", ".zmetadata", ".zgroup"),
 }
 """Files of metadata by what a volume is detected as; the one by which it is detected comes last."""
-_BLOCKS = {
-    "zarr3": re.compile(r"c/|(c\.)?\d+(\.\d+)*/?"),
-    "zarr": re.compile(r"\d+(\.\d+)*/?"),
-    "n5": re.compile(r"\d+/?"),
+_BLOCK_FOLDERS = {
+    "zarr3": re.compile(r"c/|\d+/"),
+    "zarr": re.compile(r"\d+/"),
+    "n5": re.compile(r"\d+/"),
 }
-"""Names of blocks, and of folders of blocks, beside the metadata of a single array."""
-_SUFFIX = f"({'|'.join(map(re.escape, PACKED_SUFFIXES))})?"
-_INTERVAL = r"-?\d+--?\d+"
-_BELOW = {
-    "neuroglancer_precomputed": re.compile(
-        rf"{_INTERVAL}_{_INTERVAL}_{_INTERVAL}{_SUFFIX}|[\da-f]+\.shard"
-    ),
-    "zarr3": re.compile(r"zarr\.json|c([./]\d+)*|\d+([./]\d+)*"),
-    "zarr": re.compile(r"\.zarray|\.zattrs|\d+([./]\d+)*"),
-    "n5": re.compile(r"attributes\.json|\d+(/\d+)*"),
+"""Names of folders of blocks beside the metadata of a single array."""
+_ARRAY_METADATA = {
+    "zarr3": ("zarr.json",),
+    "zarr": (".zarray", ".zattrs"),
+    "n5": ("attributes.json",),
 }
-"""Paths of blocks, and of metadata, in the folder of a scale or an array."""
+"""Files of metadata of an array; the one that describes it comes first."""
+_LEFT_OF_ARRAY = re.compile(r"(c[./])?\d+([./]\d+)*")
+"""Paths of blocks in an array of a group whose metadata are gone: its removal was interrupted."""
 
 _ARRAYS_OF = {"ome_zarr": "zarr3", "ome_zarr_0.4": "zarr"}
 """What the arrays of a group are."""
@@ -144,22 +144,18 @@ def plan_replacement(url: str, storage: Storage, further: Iterable[str] = ()) ->
     further = list(further)
     folders = [f"{STATE_FOLDER}/", *(name for name in further if name.endswith("/"))]
     metadata = tuple(name for name in further if not name.endswith("/"))
-    blocks = None
-    scales: list[str] = []
+    arrays: list[_Array] = []
     if stored is not None:
-        scales = _folders(stored, url, storage)
-        folders += scales
+        arrays = _arrays(stored, url, storage)
+        folders += [array.folder for array in arrays if array.folder]
         metadata += _METADATA.get(stored.driver, ())
-        blocks = _BLOCKS.get(stored.driver)
     others = _names_beside(url, storage, [*folders, *metadata])
-    owned = [name for name in others if blocks is not None and blocks.fullmatch(name)]
+    owned = [name for name in others if any(array.has_on_top(name) for array in arrays)]
     of_volume = {*folders, *metadata, *owned}
     foreign = sorted(
         name for name in set(others) - of_volume if file_of_draft(name) not in of_volume
     )
-    of_blocks = [*scales, *(name for name in owned if name.endswith("/"))]
-    if stored is not None:
-        foreign += islice(_foreign_in(url, of_blocks, stored.driver), _NAMES_IN_MESSAGE + 1)
+    foreign += islice(_foreign_in(url, arrays, owned), _NAMES_IN_MESSAGE + 1)
     if foreign:
         named = ", ".join(foreign[:_NAMES_IN_MESSAGE])
         more = (
@@ -179,47 +175,144 @@ def plan_replacement(url: str, storage: Storage, further: Iterable[str] = ()) ->
     )
 
 
-def _folders(stored: StoredVolume, url: str, storage: Storage) -> list[str]:
-    """Folders of the scales or arrays that a volume's metadata list.
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """An array or a scale of a volume.
+
+    Attributes:
+        folder: its key, ending with "/"; empty where the array is the volume.
+        driver: TensorStore's name of it.
+        is_block: whether a path in the folder is a block's.
+    """
+
+    folder: str
+    driver: str
+    is_block: Callable[[str], bool]
+
+    def has(self, path: str) -> bool:
+        """Whether a path in the folder is that of a block, or of metadata."""
+        if self.driver == "neuroglancer_precomputed":
+            suffix = next((each for each in PACKED_SUFFIXES if path.endswith(each)), "")
+            return self.is_block(path.removesuffix(suffix))
+        return path in _ARRAY_METADATA[self.driver] or self.is_block(path)
+
+    def has_on_top(self, name: str) -> bool:
+        """Whether a name beside the metadata of a single array may be a block, or hold some."""
+        if self.folder or self.driver not in _BLOCK_FOLDERS:
+            return False
+        return self.is_block(name) or _BLOCK_FOLDERS[self.driver].fullmatch(name) is not None
+
+
+def _arrays(stored: StoredVolume, url: str, storage: Storage) -> list[_Array]:
+    """The arrays or scales that a volume's metadata list, by their folders.
 
     Raises:
-        VolumeError: one lies outside of the volume.
+        VolumeError: one lies outside of the volume, or its metadata are not understood.
     """
-    if stored.driver == "neuroglancer_precomputed":
-        info = json_object(open_kvstore(url, storage), "info", url)
-        paths = [str(scale.get("key")) for scale in info["scales"]]
-    else:
-        paths = [scale.group_scale.path for scale in stored.scales if scale.group_scale is not None]
+    store = open_kvstore(url, storage)
+    driver = _ARRAYS_OF.get(stored.driver, stored.driver)
+    listed: list[tuple[str, Json]] = []
+    if driver == "neuroglancer_precomputed":
+        scales = json_object(store, "info", url)["scales"]
+        _check_within(url, [str(scale.get("key")) for scale in scales])
+        listed = [(f"{scale['key']}/", scale) for scale in scales]
+    elif driver in _ARRAY_METADATA:
+        name = _ARRAY_METADATA[driver][0]
+        paths = [each.group_scale.path for each in stored.scales if each.group_scale is not None]
+        _check_within(url, paths)
+        folders = [f"{path}/" for path in paths] or [""]
+        listed = [(folder, json_object(store, f"{folder}{name}", url)) for folder in folders]
+    return [_Array(folder, driver, _blocks_of(driver, each, url)) for folder, each in listed]
+
+
+def _check_within(url: str, paths: Iterable[str]) -> None:
+    """Raise VolumeError if a folder that a volume lists lies outside of it."""
     for path in paths:
         if leads_elsewhere(url, path):
             raise VolumeError(
                 f"{url} lists the folder {path}, which may lie outside of it: it is not removed. "
                 "Choose another place, or remove what is there yourself."
             )
-    return [f"{path}/" for path in paths]
 
 
-def _foreign_in(url: str, folders: Iterable[str], driver: str) -> Iterator[str]:
-    """Paths of files in local folders of blocks that are neither blocks nor their metadata.
+def _blocks_of(driver: str, metadata: Json, url: str) -> Callable[[str], bool]:
+    """Make a test of whether a path is a block's. Raises VolumeError."""
+    if not metadata:
+        return lambda path: _LEFT_OF_ARRAY.fullmatch(path) is not None
+    try:
+        return is_block_of(driver, metadata)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise VolumeError(
+            f"{url} has metadata by which its blocks cannot be told from other files "
+            f"({one_line(error)}): nothing was removed. Choose another place, or remove what is "
+            "there yourself."
+        ) from None
+
+
+def _foreign_in(url: str, arrays: Sequence[_Array], owned: Iterable[str]) -> Iterator[str]:
+    """Paths of files in a local volume that are neither blocks nor metadata of its arrays.
 
     Args:
         url: of the volume.
-        folders: in it.
-        driver: what the volume is detected as.
+        arrays: of it.
+        owned: names beside the metadata of a single array that may be blocks, or hold some.
     """
     root = local_folder(url)
-    known = _BELOW.get(_ARRAYS_OF.get(driver, driver))
-    for folder in folders if root is not None and known is not None else ():
-        top = f"{root}/{folder}"
-        # beside the metadata of a single array, its folders of blocks begin with a block's name
-        above = folder if driver in _BLOCKS and _BLOCKS[driver].fullmatch(folder) else ""
-        for place, _, names in os.walk(top):
-            below = place.removeprefix(top).strip("/")
-            for name in names:
-                path = f"{below}/{name}" if below else name
-                is_known = known is not None and known.fullmatch(f"{above}{path}")
-                if not is_known and file_of_draft(name) is None:
-                    yield f"{folder}{path}"
+    if root is None:
+        return
+    for array in arrays:
+        tops = [array.folder] if array.folder else [name for name in owned if name.endswith("/")]
+        for top in tops:
+            for path in _paths_below(root, top):
+                if not array.has(path.removeprefix(array.folder)):
+                    yield path
+    folders = {array.folder for array in arrays}
+    above = {
+        f"{parent}/"
+        for folder in folders
+        for parent in _parents(folder)
+        if f"{parent}/" not in folders
+    }
+    for folder in sorted(above):
+        for name in _names_in(root, folder):
+            is_known = f"{folder}{name}" in above | folders
+            if not is_known and not _is_plain_group(root / folder / name):
+                yield f"{folder}{name}"
+
+
+def _parents(folder: str) -> list[str]:
+    """Folders between a volume and a folder in it."""
+    parts = folder.split("/")[:-2]
+    return ["/".join(parts[: number + 1]) for number in range(len(parts))]
+
+
+def _paths_below(root: Path, folder: str) -> Iterator[str]:
+    """Paths of the files in a folder and those in it, but for drafts."""
+    for place, _, names in os.walk(root / folder):
+        below = Path(place).relative_to(root).as_posix()
+        yield from (f"{below}/{name}" for name in names if file_of_draft(name) is None)
+
+
+def _names_in(root: Path, folder: str) -> list[str]:
+    """Names in a folder, if it is there; those of folders end with "/"."""
+    path = root / folder
+    if not path.is_dir():
+        return []
+    return sorted(f"{each.name}/" if each.is_dir() else each.name for each in path.iterdir())
+
+
+def _is_plain_group(path: Path) -> bool:
+    """Whether a file describes a group of zarr that only holds others, and is no volume itself."""
+    if path.name not in (".zgroup", ".zattrs", "zarr.json"):
+        return False
+    try:
+        metadata = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(metadata, dict) or metadata.get("node_type", "group") != "group":
+        return False
+    attributes = metadata.get("attributes", metadata)
+    return isinstance(attributes, dict) and not {"ome", "multiscales"} & attributes.keys()
 
 
 def _names_beside(url: str, storage: Storage, known: Sequence[str]) -> list[str]:

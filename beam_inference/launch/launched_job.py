@@ -16,6 +16,7 @@ from beam_inference.errors import StateError
 from beam_inference.job import verification
 from beam_inference.job.crew_records import SignOfLife
 from beam_inference.job.leftovers import sweep_job_drafts
+from beam_inference.job.ownership import check_claims
 from beam_inference.job.records import LaunchNote
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.shards import ShardProgress
@@ -48,9 +49,17 @@ class LaunchedJob:
         """The progress of the job by now.
 
         Raises:
-            WorkerFault: the state folder cannot be read.
+            StateError: an output was removed, or taken over by others.
+            WorkerFault: the state folder or an output cannot be read.
         """
-        return job_status(self.job, self.state, datetime.now(UTC))
+        status = job_status(self.job, self.state, datetime.now(UTC))
+        if status.done:
+            self._check_claims()
+        return status
+
+    def _check_claims(self) -> None:
+        outputs = [single.output.path for single in self.config.by_output.values()]
+        check_claims(self.job, self.state.url, outputs)
 
     def crew(self) -> list[SignOfLife]:
         """What the workers that have claims tell of themselves, killed ones too."""
@@ -119,8 +128,8 @@ class LaunchedJob:
             progress: is called with the number of chunks looked at so far.
 
         Raises:
-            UserError: the job file describes another job, or the output is gone; or chunks cannot
-                be computed again here.
+            UserError: the job file describes another job, or an output is gone or was taken over
+                by others; or chunks cannot be computed again here.
         """
         recomputation = None
         if recompute is not None:
@@ -139,6 +148,8 @@ class LaunchedJob:
             keys = self.relocated_job.config.written_keys
             outputs = {key: self.open_output("nothing to verify", key) for key in keys}
         report = verification.verify(self.relocated_job, self.state, outputs, progress)
+        if report.receipts:
+            self._check_claims()
         report.recomputation = recomputation
         return report
 

@@ -70,6 +70,31 @@ def check_block_names(name: str, stored: Json, suffixes: Sequence[str] = ()) -> 
         _check_files(name, folder, block_of, suffixes)
 
 
+def is_block_of(driver: str, metadata: Json) -> Callable[[str], bool]:
+    """Make a test of whether a path is that of a block of an array.
+
+    Args:
+        driver: "neuroglancer_precomputed", "n5", "zarr" or "zarr3".
+        metadata: of the array as its file states them; of a precomputed volume, a scale.
+
+    Returns:
+        A function of paths within the array's folder; of a precomputed volume, without a suffix.
+
+    Raises:
+        KeyError, TypeError, ValueError: the metadata are not understood.
+    """
+    if driver != "neuroglancer_precomputed":
+        makers = [_grid_names(*_GRIDS[driver](metadata))]
+    elif metadata.get("sharding"):
+        makers = [_shard_names(metadata)]
+    else:
+        scale = {"voxel_offset": [0, 0, 0], **metadata}
+        makers = [
+            _precomputed_names({**scale, "chunk_size": each}) for each in metadata["chunk_sizes"]
+        ]
+    return lambda path: any(block_of(path) == path for block_of in makers)
+
+
 def _check_files(name: str, folder: Path, block_of: BlockOf, suffixes: Sequence[str]) -> None:
     has_blocks = False
     other: str | None = None

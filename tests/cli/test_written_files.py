@@ -2,6 +2,7 @@
 
 import errno
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,3 +117,18 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         write_half()
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_text() == "whole"
+
+
+def test_a_read_only_disk_is_told(tmp_path, monkeypatch):
+    """There the kernel refuses to remove a file before it looks whether the file is there."""
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def write():
+        with replace_file(str(tmp_path / "a.png")) as draft:
+            monkeypatch.setattr(Path, "unlink", refuse)
+            refuse(draft)
+
+    with pytest.raises(WorkerFault, match=r"cannot write .*a\.png: Read-only file system"):
+        write()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
 import pytest
-from helpers import write_volume
+from helpers import job_values, toy, write_job, write_volume
 
 from beam_inference.cli.main import main
 
@@ -98,3 +99,47 @@ def test_a_plate_of_many_wells_that_are_not_there(tmp_path, refused, ome):
         group = {"zarr_format": 3, "node_type": "group", "attributes": {"ome": attributes}}
         (tmp_path / "plate" / folder / "zarr.json").write_text(json.dumps(group))
     refused(["convert", tmp_path / "plate", tmp_path / "o"])
+
+
+@pytest.fixture
+def job_of_two_outputs(tmp_path, capsys):
+    """A job that is complete, with an output and a second one, and its state apart or not."""
+
+    def make(**job):
+        write_volume(tmp_path / "in", ARRAY)
+        values = job_values(
+            tmp_path / "in", tmp_path / "out", model=toy("conv", output_channels=2), job=job
+        )
+        values["outputs"] = {"second": {"path": str(tmp_path / "second"), "dtype": "float32"}}
+        path = str(write_job(tmp_path / "job.yaml", values))
+        assert main(["run", path]) == 0
+        assert main(["status", path]) == main(["verify", path]) == 0
+        capsys.readouterr()
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("output", ["out", "second"])
+@pytest.mark.parametrize("how", ["removed", "converted", "of another job"])
+def test_an_output_that_is_another_one_by_now(
+    job_of_two_outputs, tmp_path, refused, how, output, apart
+):
+    job = job_of_two_outputs(**({"state_path": str(tmp_path / "state")} if apart else {}))
+    folder = tmp_path / output
+    if how == "removed":
+        shutil.rmtree(folder)
+    elif how == "converted":
+        words = ["convert", str(tmp_path / "in"), str(folder), "--voxel-size=8,8,8"]
+        assert main([*words, "--overwrite"]) == 0
+    else:
+        values = job_values(tmp_path / "in", folder, model=toy("conv", output_channels=2))
+        other = str(write_job(tmp_path / "other.yaml", values))
+        assert main(["run", other, "--overwrite"]) == 0
+    if output == "out" and not apart:  # the state went with it
+        expected = "nothing to|another job|not belong|belongs"
+    else:
+        expected = "does not name this job any more|belongs to another job"
+    for command in (["status", job], ["verify", job]):
+        assert re.search(expected, refused(command))

@@ -102,6 +102,59 @@ def test_a_folder_that_holds_anything_else_is_refused(format, name, source, tmp_
     assert files(tmp_path / "v") == before
 
 
+LIKE_BLOCKS = {
+    "precomputed": ["8_8_8/abc.shard", "8_8_8/2023-2024_01-02_03-04", "8_8_8/0-17_0-16_0-8"],
+    "zarr3": ["2024.11.26", "000001", "2024/01/05", "c/2024/01/05", "c/0/0/00"],
+    "zarr2": ["2023/01/05", "2024.11.26", "000001", "0/00"],
+    "n5": ["2023/01/05", "000001/000002", "0/0/00"],
+    "ome_zarr": ["0/2024/01/05", "0/c/0/00", "0/0/00"],
+}
+"""Paths that look like blocks of the format, and are none of the volume."""
+
+
+@pytest.mark.parametrize(
+    ("format", "path"), [(format, path) for format, paths in LIKE_BLOCKS.items() for path in paths]
+)
+def test_files_that_look_like_blocks_are_not_the_volume_s(format, path, source, tmp_path, capsys):
+    write_volume(tmp_path / "v", SMALL[:8], format=format, voxel_size_nm=(8.0, 8.0, 8.0))
+    file = tmp_path / "v" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine")
+    before = files(tmp_path / "v")
+    assert convert(source, tmp_path / "v", f"--format={format}", "--overwrite") == 2
+    assert f"holds {path}" in capsys.readouterr().err
+    assert files(tmp_path / "v") == before
+
+
+def test_a_volume_in_a_folder_above_a_listed_scale(source, tmp_path, capsys):
+    write_volume(tmp_path / "v", SMALL[:8])
+    write_volume(tmp_path / "v" / "labels", SMALL[:8])
+    info = json.loads((tmp_path / "v" / "info").read_text())
+    scale = info["scales"][0]
+    info["scales"].append({**scale, "key": f"labels/{scale['key']}"})
+    (tmp_path / "v" / "info").write_text(json.dumps(info))
+    before = files(tmp_path / "v")
+    assert convert(source, tmp_path / "v", "--overwrite") == 2
+    assert "holds labels/info" in capsys.readouterr().err
+    assert files(tmp_path / "v") == before
+
+
+@pytest.mark.parametrize("attributes", [{}, {"ome": {"multiscales": []}}])
+def test_groups_between_a_volume_and_its_arrays(attributes, source, tmp_path, capsys):
+    write_volume(tmp_path / "v", SMALL[:8], format="ome_zarr")
+    (tmp_path / "v" / "scale0").mkdir()
+    (tmp_path / "v" / "0").rename(tmp_path / "v" / "scale0" / "image")
+    group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+    (tmp_path / "v" / "scale0" / "zarr.json").write_text(json.dumps(group))
+    file = tmp_path / "v" / "zarr.json"
+    root = json.loads(file.read_text())
+    root["attributes"]["ome"]["multiscales"][0]["datasets"][0]["path"] = "scale0/image"
+    file.write_text(json.dumps(root))
+    expected = 2 if attributes else 0
+    assert convert(source, tmp_path / "v", "--format=ome_zarr", "--overwrite") == expected
+    assert ("holds scale0/zarr.json" in capsys.readouterr().err) == bool(attributes)
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "0/zarr.json", "zz/1"])
 def test_keys_in_a_bucket(name):
     url = f"memory://bucket/{name[0]}"
@@ -122,7 +175,7 @@ def test_keys_in_a_bucket(name):
 def test_chunks_of_zarr_in_a_bucket():
     store = open_kvstore("memory://zarr", LOCAL)
     for key in (".zarray", "0.0.0", "0.0.1", "10.0.0"):
-        store.write(key, '{"zarr_format": 2}').result()
+        store.write(key, '{"zarr_format": 2, "shape": [11, 1, 2], "chunks": [1, 1, 1]}').result()
     plan_replacement("memory://zarr", Storage()).remove()
     assert store.list().result() == []
 
