@@ -157,13 +157,16 @@ def check_records(job: StageJob) -> None:
         )
 
 
-def check_claims(job: ResolvedJob, state_url: str, output_urls: Iterable[str]) -> None:
+def check_claims(
+    job: ResolvedJob, state_url: str, output_urls: Iterable[str], storage: Storage
+) -> None:
     """Check that a job's outputs still name it, so that its receipts speak of what lies there.
 
     Args:
         job: the job, of which chunks are done.
         state_url: URL of its state folder.
         output_urls: paths or URLs of its outputs.
+        storage: settings of the object stores.
 
     Raises:
         StateError: one is gone, or belongs to others.
@@ -171,7 +174,7 @@ def check_claims(job: ResolvedJob, state_url: str, output_urls: Iterable[str]) -
     """
     owner = owner_of(job, state_url)
     for output_url in output_urls:
-        file = _OwnersFile(output_url, job.config.storage)
+        file = _OwnersFile(output_url, storage)
         owners = file.read()
         _refuse_conflict(owners, owner, output_url)
         if all(each.fingerprint != owner.fingerprint for each in owners):

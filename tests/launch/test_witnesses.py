@@ -39,6 +39,22 @@ def damage(block: Path) -> None:
     block.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
 
 
+def test_a_copy_that_lacks_its_last_blocks_is_completed(path, tmp_path, capsys, caplog):
+    assert main(["run", path]) == 0
+    expected = blocks_of(tmp_path / "out")
+    (folder,) = (tmp_path / "out").glob("[0-9]*_*_*")
+
+    def places(block: Path) -> list[int]:
+        return [int(part.rpartition("-")[2]) for part in block.name.split("_")][::-1]
+
+    max(folder.iterdir(), key=places).unlink()
+    capsys.readouterr()
+    assert main(["run", path]) == 0
+    assert "chunk 17 is done again." in caplog.text
+    assert "(1 by this launch)" in capsys.readouterr().out
+    assert blocks_of(tmp_path / "out") == expected
+
+
 @pytest.mark.parametrize(
     "harm",
     [
