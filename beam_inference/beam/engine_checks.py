@@ -357,8 +357,9 @@ def _warn_of_restarts(settings: dict[str, str]) -> list[str]:
     if strategy.strip().lower() not in _NO_RESTART:
         return []
     return [
-        "the Flink cluster has no restart strategy: a lost worker ends the launch. Set "
-        "restart-strategy.type: fixed-delay in its configuration (config.yaml)."
+        "the Flink cluster has no restart strategy: a lost worker ends the job. Set "
+        "restart-strategy.type: fixed-delay, and restart-strategy.fixed-delay.attempts: 100 (one by "
+        "default), in its configuration (config.yaml)."
     ]
 
 

@@ -175,7 +175,8 @@ def _print_status(options: StatusOptions) -> _Progress:
         print(as_json(status_values(progress, pyramid, shards, launched.crew())))
     else:
         print_status(progress)
-        print_crew(launched.crew())
+        if progress.missing:  # of a complete job, signs of killed workers may be left
+            print_crew(launched.crew())
         if shards is not None:
             print(f"{shards.ended} of {shards.count} shards have come to their end")
         if pyramid is not None:

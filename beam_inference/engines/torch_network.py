@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from beam_inference.config.devices import TRAITS, kind_of
 from beam_inference.config.engines import LoadRequest
 from beam_inference.config.job import Inference, Network
 from beam_inference.engines.devices import claim_device, find_accelerator
-from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.errors import BeamInferenceError, ConfigError, ModelContractError
+from beam_inference.foreign_text import describe_error
 from beam_inference.models.batch_norm import check_exported, set_batch_norm
 from beam_inference.models.exported_calls import guard_calls
 from beam_inference.models.exported_state import check_stateless
@@ -74,9 +79,30 @@ def prepare_network(
                 f"program: {first_line(error)}. Export it again."
             ) from None
     _check_dtypes(network, model, device)
-    network.eval()
+    with _own_methods(model):
+        network.eval()
     set_batch_norm(network, model.batch_norm, scripted=loaded.kind == "torchscript")
-    return network.to(device)
+    with _own_methods(model):
+        return network.to(device)
+
+
+@contextmanager
+def _own_methods(model: Network) -> Iterator[None]:
+    """Tell of a network's own methods that fail, which may be written by anybody.
+
+    Raises:
+        ModelContractError: one does.
+    """
+    try:
+        yield
+    except (BeamInferenceError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelContractError(
+            f"model.path {model.path}: the network cannot be brought to its device in evaluation "
+            f"mode: {describe_error(error).rstrip('.')}. Its eval(), to() and state_dict() must work as those "
+            "of torch.nn.Module; a program of torch.export is saved as a .pt2 file instead."
+        ) from error
 
 
 def _check_dtypes(network: torch.nn.Module, model: Network, device: str) -> None:
@@ -100,12 +126,15 @@ def parameters_hash(loaded: LoadedNetwork, model: Network, *, trust: Trust) -> s
     """
     if loaded.kind != "module":
         return None
-    is_stated = model.weights is not None
-    if is_stated and not _unsaved_buffers(loaded.network):
-        return None
-    parameters = parameters_sha256(loaded.network)
-    again = load_network(model, trust=trust)
-    if parameters != parameters_sha256(again.network):
+    with _own_methods(model):
+        _check_values(loaded.network, model)
+        is_stated = model.weights is not None
+        if is_stated and not _unsaved_buffers(loaded.network):
+            return None
+        parameters = parameters_sha256(loaded.network)
+        again = load_network(model, trust=trust)
+        is_same = parameters == parameters_sha256(again.network)
+    if not is_same:
         raise ModelContractError(
             f"model.path {model.path} makes a network with other parameters at every call "
             "(random initial values), so every worker would have another. Give its trained "
@@ -114,13 +143,35 @@ def parameters_hash(loaded: LoadedNetwork, model: Network, *, trust: Trust) -> s
     return None if is_stated else parameters
 
 
+def _check_values(network: torch.nn.Module, model: Network) -> None:
+    """Refuse parameters and buffers without values, or of kinds that few operators take."""
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelContractError(
+                f"model.path {model.path}: {name} has no shape yet, as in a lazy layer: call the "
+                "network once in the factory, before its weights are loaded."
+            )
+        if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "has no values" if tensor.is_meta else "is sparse or nested"
+            raise ModelContractError(
+                f"model.path {model.path}: {name} {kind}: expected dense tensors. Return a network "
+                "that has its weights, on the CPU."
+            )
+
+
 def parameters_sha256(module: torch.nn.Module) -> str:
     """Hash of a module's parameters and all buffers: names, shapes, dtypes and bytes."""
     digest = hashlib.sha256()
-    tensors = module.state_dict() | _unsaved_buffers(module)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    values = module.state_dict() | _unsaved_buffers(module)
+    for name, value in sorted(values.items()):
+        if isinstance(value, torch.Tensor):
+            tensor = value.detach().cpu().resolve_conj().resolve_neg()
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        else:  # what a module packs, or saves beside its tensors
+            file = io.BytesIO()
+            torch.save(value, file)
+            digest.update(f"{name} {hashlib.sha256(file.getvalue()).hexdigest()}".encode())
     return digest.hexdigest()
 
 

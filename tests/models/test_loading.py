@@ -10,6 +10,7 @@ import toy_networks
 from extension import extension_in_this_process
 from helpers import job_values
 
+from beam_inference.config.job import Inference, Network
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.choice import describe_engine
 from beam_inference.engines.devices import find_accelerator
@@ -620,3 +621,93 @@ def test_what_is_installed_as_a_kind_of_model_and_is_none(tmp_path):
         predict({"path": str(tmp_path / "a.wrong")})
     with pytest.raises(ModelContractError, match=r"of an installed kind \(\.bundle, \.wrong\)"):
         predict({"path": str(TOYS)})
+
+
+BY_TORCH = Inference(
+    patch_shape=(4, 4, 4),
+    patch_overlap=(0, 0, 0),
+    chunk_shape=(4, 4, 4),
+    device="cpu",
+    engine="torch",
+)
+ODD_NETWORKS = """
+import torch
+from torch import nn
+
+class Scale(nn.Module):
+    def __init__(self, **buffers):
+        super().__init__()
+        self.conv = nn.Conv3d(1, 1, 1)
+        nn.init.ones_(self.conv.weight)
+        nn.init.zeros_(self.conv.bias)
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x):
+        return self.conv(x)
+
+class Extra(Scale):
+    def get_extra_state(self):
+        return {"a": 1}
+
+    def set_extra_state(self, _):
+        pass
+
+class NoEval(Scale):
+    def eval(self):
+        raise RuntimeError("no eval")
+
+class NoState(Scale):
+    def state_dict(self, *_, **__):
+        raise RuntimeError("no state")
+
+def extra():
+    return Extra()
+
+def conjugate():
+    return Scale(c=torch.ones(3, dtype=torch.complex64).conj())
+
+def meta():
+    return Scale(c=torch.ones(1, device="meta"))
+
+def sparse():
+    return Scale(c=torch.eye(3).to_sparse())
+
+def lazy():
+    return nn.LazyConv3d(1, 1)
+
+def exported():
+    return torch.export.export(Scale().eval(), (torch.zeros(1, 1, 4, 4, 4),)).module()
+
+def no_eval():
+    return NoEval()
+
+def no_state():
+    return NoState()
+"""
+
+
+@pytest.mark.parametrize("name", ["extra", "conjugate"])
+def test_networks_that_keep_more_than_plain_tensors_are_loaded(name, tmp_path):
+    (tmp_path / "odd.py").write_text(ODD_NETWORKS)
+    model = Network(path=f"{tmp_path}/odd.py:{name}", output_channels=1)
+    predictor = load_predictor(model, BY_TORCH)
+    assert predictor.predict(torch.ones(1, 1, 4, 4, 4)).sum() == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("meta", "c has no values"),
+        ("sparse", "c is sparse or nested"),
+        ("lazy", "weight has no shape yet"),
+        ("exported", "Calling eval.* is not supported.* saved as a .pt2 file"),
+        ("no_eval", "cannot be brought to its device in evaluation mode: RuntimeError: no eval"),
+        ("no_state", "RuntimeError: no state"),
+    ],
+)
+def test_networks_whose_parts_are_none_of_pytorch_s_are_refused(name, told, tmp_path):
+    (tmp_path / "odd.py").write_text(ODD_NETWORKS)
+    model = Network(path=f"{tmp_path}/odd.py:{name}", output_channels=1)
+    with pytest.raises(ModelContractError, match=told):
+        load_predictor(model, BY_TORCH)
