@@ -358,8 +358,8 @@ def _warn_of_restarts(settings: dict[str, str]) -> list[str]:
         return []
     return [
         "the Flink cluster has no restart strategy: a lost worker ends the job. Set "
-        "restart-strategy.type: fixed-delay, and restart-strategy.fixed-delay.attempts: 100 (one by "
-        "default), in its configuration (config.yaml)."
+        "restart-strategy.type: fixed-delay, and restart-strategy.fixed-delay.attempts: 100 (one "
+        "by default), in its configuration (config.yaml)."
     ]
 
 

@@ -98,10 +98,11 @@ def _own_methods(model: Network) -> Iterator[None]:
     except (BeamInferenceError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        reason = describe_error(error).rstrip(".")
         raise ModelContractError(
             f"model.path {model.path}: the network cannot be brought to its device in evaluation "
-            f"mode: {describe_error(error).rstrip('.')}. Its eval(), to() and state_dict() must work as those "
-            "of torch.nn.Module; a program of torch.export is saved as a .pt2 file instead."
+            f"mode: {reason}. Its eval(), to() and state_dict() must work as those of "
+            "torch.nn.Module; a program of torch.export is saved as a .pt2 file instead."
         ) from error
 
 

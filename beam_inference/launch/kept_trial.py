@@ -45,7 +45,7 @@ from beam_inference.launch.engine_trial import (
     try_network_here,
 )
 from beam_inference.launch.planned_job import PlannedJob
-from beam_inference.models.hashes import NetworkFiles, model_sha256
+from beam_inference.models.hashes import NetworkFiles, model_sha256, network_file_states
 from beam_inference.models.loading import suffix_of
 from beam_inference.models.trust import Trust
 from beam_inference.worker.trial import boxes_to_try
@@ -133,6 +133,7 @@ def find_out_about_network(
     Raises:
         UserError: the network does not answer as the job says, or its files were changed meanwhile.
     """
+    states = network_file_states(model)
     files = None if trust else NetworkFiles.of(model)
     sha256 = model_sha256(model) if files is None else files.sha256
     engine, memory_format = engine_request(job.config, earlier)
@@ -154,7 +155,7 @@ def find_out_about_network(
             model=model,
             quantized=quantized,
         )
-        if model_sha256(model) != sha256:
+        if network_file_states(model) != states or model_sha256(model) != sha256:
             raise ModelContractError(
                 f"model.path {job.config.model.path}: the network's files were changed while they "
                 "were loaded. Give the same command again once nobody writes them."

@@ -156,9 +156,19 @@ class NetworkFiles:
         return file_states(_files(self.model)) == self.states
 
 
+def network_file_states(model: Network) -> list[tuple[int, ...]]:
+    """What shows that a network's files were written again, or replaced, and be it for a moment.
+
+    Raises:
+        ModelContractError: a file is absent.
+    """
+    members = [each for each in model.members if each.path != "identity"]
+    return file_states([file for each in members for file in _member_files(each)])
+
+
 def file_states(files: Sequence[Path]) -> list[tuple[int, ...]]:
-    """What shows that files were written again, or replaced."""
-    stats = [file.stat() for file in files]
+    """What shows that files, or links to them, were written again, or replaced."""
+    stats = [stat for file in files for stat in (file.lstat(), file.stat())]
     return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
 
 

@@ -53,6 +53,8 @@ class _Bounds:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._redirected: set[str] = set()
+        """Where listings were said to lie instead."""
 
     def __call__(self, answer: httpx2.Response) -> None:
         """Check an answer, whose body was not yet read. Raises ModelContractError."""
@@ -66,10 +68,19 @@ class _Bounds:
             raise ModelContractError("the server packs its answer, which was not asked for")
         if answer.request.method != "GET":
             return
-        if answer.is_success and not answer.request.url.path.startswith("/api/"):
+        is_listing = self._is_listing(answer.request.url)
+        if is_listing and "location" in headers:
+            self._redirected.add(str(answer.request.url.join(headers["location"])))
+        if answer.is_success and not is_listing:
             self._check_file(headers.get("content-length"))
         else:
             _read_listing(answer)
+
+    def _is_listing(self, url: httpx2.URL) -> bool:
+        """Whether a URL is that of a listing; the server's address may have a path of its own."""
+        before, separator, _ = url.path.partition("/api/")
+        is_of_api = bool(separator) and "/resolve/" not in f"{before}/"
+        return is_of_api or str(url) in self._redirected
 
     def _check_file(self, length: str | None) -> None:
         """Check that a file has an end, and a place. Raises ModelContractError."""

@@ -99,10 +99,16 @@ def predict(
     with explain_network([each.shape for each in images]):
         answers = network([each.to(device, non_blocking=True) for each in images], counts)
     predictions = []
-    for answer, patch in zip(answers, patch_shapes, strict=True):
-        if not isinstance(answer, Tensor):
+    for image, answer, patch in zip(images, answers, patch_shapes, strict=True):
+        if not isinstance(answer, Tensor) or answer.is_complex():
+            found = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
             raise ModelContractError(
-                f"the network returned a {type(answer).__name__}; expected one tensor of logits"
+                f"the network returned a {found}; expected one tensor of logits, real numbers"
+            )
+        if len(answer) != len(image):
+            raise ConfigError(
+                f"the network returned {list(answer.shape)} for a batch of {len(image)} samples; "
+                "expected an answer for each"
             )
         box = _patch_within(answer.shape, patch, channels)
         predictions.append(

@@ -90,7 +90,11 @@ def write_results(config: TrainingConfig, network: nn.Module, metrics: Json, exa
     Raises:
         WorkerFault: a file cannot be written.
     """
-    state = {name: each.detach().cpu().contiguous() for name, each in network.state_dict().items()}
+    # copies, for layers may share a tensor, which the file holds for each of them
+    state = {
+        name: each.detach().cpu().contiguous().clone()
+        for name, each in network.state_dict().items()
+    }
     record = config.model_dump(mode="json")
     record["split"]["block_shape"] = list(config.definite_split.block_shape)
     weights = safetensors.torch.save(state, {"training": json.dumps(record)})

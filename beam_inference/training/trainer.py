@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from beam_inference.config.fields import Json
@@ -352,6 +353,7 @@ class _Trainer:
                 f"network.path {path}: the factory returned a {type(network).__name__}; "
                 "only a torch.nn.Module can be trained"
             )
+        _check_trainable(network, path)
         return network.to(self._device).train()
 
     def _predict(
@@ -653,3 +655,26 @@ def _show_progress(step: int, steps: int, metrics: Metrics) -> None:
         text += f", validation {metrics.validation[-1][1]:.4f}"
     end = "\r" if is_live and step != steps else "\n"
     print(f"{text}  ", end=end, file=sys.stderr, flush=True)
+
+
+def _check_trainable(network: nn.Module, path: str | None) -> None:
+    """Refuse networks that cannot be trained, or whose weights could not be saved.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    fault = None
+    parameters = [*network.parameters()]
+    if isinstance(network, torch.jit.ScriptModule):
+        fault = "is TorchScript, which cannot be trained here: return the torch.nn.Module itself"
+    elif any(is_lazy(each) or each.is_meta for each in (*parameters, *network.buffers())):
+        fault = "has parameters without values: make all layers with their shapes, on the CPU"
+    elif not any(each.requires_grad for each in parameters):
+        fault = "has no parameter that is trained: leave requires_grad as it is for some"
+    elif not all(isinstance(each, Tensor) for each in network.state_dict().values()):
+        fault = (
+            "saves more than tensors (get_extra_state), which a file of weights cannot hold: keep "
+            "that as a buffer"
+        )
+    if fault is not None:
+        raise ConfigError(f"network.path {path}: the factory's network {fault}")

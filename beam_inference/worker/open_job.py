@@ -20,7 +20,7 @@ from beam_inference.job.parts import normalization, open_input, output_spec
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.models.fetch import local_model
-from beam_inference.models.hashes import model_sha256
+from beam_inference.models.hashes import model_sha256, network_file_states
 from beam_inference.operators.normalize import AnyNormalization
 from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.outputs import LOSSY, open_output
@@ -114,10 +114,31 @@ def load_job_network(launch: Launch) -> Predictor:
     return _load_network(launch, job, _local_network(job))
 
 
-def _load_network(launch: Launch, job: ResolvedJob, model: NetworkConfig) -> Predictor:
+@dataclass(frozen=True, slots=True)
+class _LocalNetwork:
+    """A network whose files are on this machine.
+
+    Attributes:
+        model: the job's section, its files local.
+        states: of the files before they were hashed.
+    """
+
+    model: NetworkConfig
+    states: Sequence[tuple[int, ...]]
+
+
+def _load_network(launch: Launch, job: ResolvedJob, network: _LocalNetwork) -> Predictor:
     sha256 = job.quantized_sha256
     quantized = None if sha256 is None else launch.state().read_network(sha256)
-    return load_predictor(model, job.config.inference, trust=launch.trust, quantized=quantized)
+    predictor = load_predictor(
+        network.model, job.config.inference, trust=launch.trust, quantized=quantized
+    )
+    if network_file_states(network.model) != network.states:
+        raise WorkerFault(
+            "the network's files were written or replaced while they were loaded, so that others "
+            "may have been loaded than were hashed: see who writes them"
+        )
+    return predictor
 
 
 def open_job(
@@ -146,9 +167,10 @@ def open_job(
     mask = open_output_mask(job)
     operators = _local_operators(job)
     postprocessing = Postprocessing(job, mask, operators)
-    model = _local_network(job)
+    local = _local_network(job)
+    model = local.model
     if network is None:
-        network = ProcessNetwork(predictor or _load_network(launch, job, model))
+        network = ProcessNetwork(predictor or _load_network(launch, job, local))
     _check_engine(network.predictor, job)
     watch = NetworkWatch(config.job.timeouts.network)
     watched = watch.wrap_predictor(network.predictor)
@@ -212,11 +234,12 @@ def _open_output(job: ResolvedJob, key: str) -> OpenOutput:
     return OpenOutput(key, volume, blank_volume, is_lossy=spec.encoding in LOSSY)
 
 
-def _local_network(job: ResolvedJob) -> NetworkConfig:
+def _local_network(job: ResolvedJob) -> _LocalNetwork:
     """The network's files on this machine, which are those that the job was launched with."""
     model = local_model(job.config.model, job.config.storage, job.model_sha256)
+    states = network_file_states(model)
     _check_network(model, job)
-    return model
+    return _LocalNetwork(model, states)
 
 
 def _check_network(model: NetworkConfig, job: ResolvedJob) -> None:

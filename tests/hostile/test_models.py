@@ -800,6 +800,52 @@ def test_files_that_are_exchanged_while_they_are_loaded(tmp_path, refuse):
     assert "changed while they were loaded" in refuse(model, engine="auto")
 
 
+@pytest.fixture
+def exchanged(tmp_path):
+    """A network whose weights are behind a link; a function that loads others in between."""
+    for name, value in (("a", 1.0), ("b", 0.5)):
+        torch.save({"scale": torch.tensor([value])}, tmp_path / f"{name}.pt")
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "class Network(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.scale = torch.nn.Parameter(torch.ones(1))\n"
+        "    def forward(self, batch):\n"
+        "        return batch * self.scale\n"
+        "def network():\n"
+        "    return Network()\n"
+    )
+    link = tmp_path / "w.pt"
+    link.symlink_to("a.pt")
+
+    def lead_to(name):
+        (tmp_path / "draft").symlink_to(name)
+        (tmp_path / "draft").replace(link)
+
+    def load(*args, **kwargs):
+        lead_to("b.pt")
+        try:
+            return load_predictor(*args, **kwargs)
+        finally:
+            lead_to("a.pt")
+
+    model = {"path": f"{tmp_path}/net.py:network", "weights": str(link), "output_channels": 1}
+    return model, load
+
+
+@pytest.mark.parametrize("place", ["launch.engine_trial", "worker.open_job"])
+def test_weights_that_are_exchanged_for_the_load_alone(
+    exchanged, volume, tmp_path, monkeypatch, capsys, place
+):
+    model, load = exchanged
+    monkeypatch.setattr(f"beam_inference.{place}.load_predictor", load)
+    job = str(write_job(tmp_path / "job.yaml", job_values(volume, tmp_path / "out", model=model)))
+    assert main(["run", job]) in (1, 2)
+    assert "while they were loaded" in str(capsys.readouterr())
+    assert main(["status", job]) != 0 or "complete" not in capsys.readouterr().out
+
+
 # ----------------------------------------------------------------------------------- factories
 
 

@@ -170,3 +170,28 @@ def test_a_listing_that_never_ends(server, monkeypatch):
     monkeypatch.setattr("beam_inference.models.hub_client.LISTING_SECONDS", -1)
     with pytest.raises(ModelContractError, match="for more than|takes more than"):
         fetch_repository(f"hf://{NAME}")
+
+
+def answer_of(url, length, status=200, **headers):
+    """An answer to a request, whose body is blanks."""
+    import httpx2
+
+    body = (b" " * (1 << 20) for _ in range(length >> 20))
+    return httpx2.Response(
+        status, headers=headers, content=body, request=httpx2.Request("GET", url)
+    )
+
+
+@pytest.mark.parametrize("root", ["http://host", "http://host/mirror"])
+def test_listings_are_bounded_wherever_they_lie(root, tmp_path):
+    from beam_inference.models.hub_client import _Bounds
+
+    bounds = _Bounds(tmp_path)
+    listing = f"{root}/api/models/a/b/revision/main"
+    with pytest.raises(ModelContractError, match="more than 4,194,304 bytes"):
+        bounds(answer_of(listing, 8 << 20))
+    bounds(answer_of(listing, 0, 307, location="/elsewhere"))
+    with pytest.raises(ModelContractError, match="more than 4,194,304 bytes"):
+        bounds(answer_of("http://host/elsewhere", 8 << 20, **{"content-length": str(8 << 20)}))
+    with pytest.raises(ModelContractError, match="does not say how long a file is"):
+        bounds(answer_of(f"{root}/a/b/resolve/main/api/model.ts", 8 << 20))

@@ -114,6 +114,45 @@ class Masked(nn.Module):
 def masked():
     return Masked()
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv3d(1, 3, 1)
+        self.same = nn.Conv3d(1, 3, 1)
+        self.same.weight = self.inner.weight
+    def forward(self, batch):
+        return self.inner(batch) + self.same(batch)
+
+def tied():
+    return Tied()
+
+class Answer(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.inner = nn.Conv3d(1, 3, 1)
+        self.change = change
+    def forward(self, batch):
+        return self.change(self.inner(batch))
+
+def fewer():
+    return Answer(lambda answer: answer[:1])
+
+def imaginary():
+    return Answer(lambda answer: answer * 1j)
+
+def frozen():
+    return nn.Conv3d(1, 3, 1).requires_grad_(False)
+
+def lazy():
+    return nn.LazyConv3d(3, 1)
+
+class Extra(nn.Conv3d):
+    def get_extra_state(self):
+        return dict(a=1)
+
+def extra():
+    return Extra(1, 3, 1)
+
 def nan():
     class Nan(nn.Module):
         def __init__(self):
@@ -532,6 +571,11 @@ def test_classes_are_learnt_by_numbers(folder, one_thread):
         ("none", ModelContractError, "has no function none"),
         ("picky", ModelContractError, "the network failed on an image of shape"),
         ("several", ModelContractError, "the network returned a tuple"),
+        ("fewer", ConfigError, r"returned \[1, 3, 4, 12, 12\] for a batch of 2 samples"),
+        ("imaginary", ModelContractError, r"the network returned a torch\.complex64"),
+        ("frozen", ConfigError, "has no parameter that is trained"),
+        ("lazy", ConfigError, "has parameters without values"),
+        ("extra", ConfigError, "saves more than tensors"),
         ("reused", ModelContractError, "changes in place what its gradients need"),
         ("nan", TrainingDiverged, "the loss of step 0 is nan"),
     ],
@@ -539,6 +583,13 @@ def test_classes_are_learnt_by_numbers(folder, one_thread):
 def test_networks_that_cannot_be_trained_are_told(folder, one_thread, factory, error, message):
     with pytest.raises(error, match=message):
         train(parse_training(values(network={"path": f"networks.py:{factory}"}), folder))
+
+
+def test_layers_may_share_their_weights(folder, one_thread):
+    train(parse_training(values(network={"path": "networks.py:tied"}), folder))
+    saved = weights(folder)
+    assert torch.equal(saved["inner.weight"], saved["same.weight"])
+    assert main(["run", str(folder / "trained" / "job.yaml")]) == 0
 
 
 def replace_volume(path, values):
