@@ -128,10 +128,10 @@ def parameters_hash(loaded: LoadedNetwork, model: Network, *, trust: Trust) -> s
     if loaded.kind != "module":
         return None
     with _own_methods(model):
-        _check_values(loaded.network, model)
         is_stated = model.weights is not None
         if is_stated and not _unsaved_buffers(loaded.network):
             return None
+        _check_values(loaded.network, model)
         parameters = parameters_sha256(loaded.network)
         again = load_network(model, trust=trust)
         is_same = parameters == parameters_sha256(again.network)
