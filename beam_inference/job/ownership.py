@@ -175,9 +175,7 @@ def check_claims(
     owner = owner_of(job, state_url)
     for output_url in output_urls:
         file = _OwnersFile(output_url, storage)
-        owners = file.read()
-        _refuse_conflict(owners, owner, output_url)
-        if all(each.fingerprint != owner.fingerprint for each in owners):
+        if not _names(file, owner, output_url):
             raise StateError(
                 f"{file.url} does not name this job any more: the output {output_url} was removed, "
                 "or taken over by a command or another job (--overwrite), so this job's receipts "
@@ -210,11 +208,10 @@ class Claim:
             WorkerFault: another does, or nobody knows which jobs do.
         """
         try:
-            owners = self._file.read()
-            _refuse_conflict(owners, self._owner, self._output_url)
+            is_named = _names(self._file, self._owner, self._output_url)
         except StateError as error:
             raise WorkerFault(f"this launch writes nothing more: {error}") from None
-        if all(each.fingerprint != self._owner.fingerprint for each in owners):
+        if not is_named:
             raise WorkerFault(
                 f"this launch writes nothing more: {self._file.url} does not name its job any "
                 f"more, because {_TAKEN_OVER}"
@@ -296,6 +293,13 @@ class _OwnersFile:
         """The job whose state lies in the output: versions before named no owners."""
         job = State(self._folder, self._storage).load_job()
         return [] if job is None else [owner_of(job, self._folder)]
+
+
+def _names(file: _OwnersFile, owner: Owner, output_url: str) -> bool:
+    """Whether the owners of an output name a job. Raises StateError if another writes there."""
+    owners = file.read()
+    _refuse_conflict(owners, owner, output_url)
+    return any(each.fingerprint == owner.fingerprint for each in owners)
 
 
 def _read_others_kept(file: _OwnersFile, owner: Owner) -> list[Owner]:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import tensorstore as ts
 
@@ -267,23 +267,13 @@ def _foreign_in(url: str, arrays: Sequence[_Array], owned: Iterable[str]) -> Ite
                 if not array.has(path.removeprefix(array.folder)):
                     yield path
     folders = {array.folder for array in arrays}
-    above = {
-        f"{parent}/"
-        for folder in folders
-        for parent in _parents(folder)
-        if f"{parent}/" not in folders
-    }
+    parents = {parent for folder in folders for parent in PurePosixPath(folder).parents}
+    above = {f"{parent}/" for parent in parents - {PurePosixPath()}} - folders
     for folder in sorted(above):
         for name in _names_in(root, folder):
             is_known = f"{folder}{name}" in above | folders
             if not is_known and not _is_plain_group(root / folder / name):
                 yield f"{folder}{name}"
-
-
-def _parents(folder: str) -> list[str]:
-    """Folders between a volume and a folder in it."""
-    parts = folder.split("/")[:-2]
-    return ["/".join(parts[: number + 1]) for number in range(len(parts))]
 
 
 def _paths_below(root: Path, folder: str) -> Iterator[str]:

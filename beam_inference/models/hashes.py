@@ -144,7 +144,7 @@ class NetworkFiles:
                 return None
             if not _is_own_kind(member):
                 return None
-        return cls(model, file_states(_files(model)))
+        return cls(model, network_file_states(model))
 
     @cached_property
     def sha256(self) -> str:
@@ -153,7 +153,7 @@ class NetworkFiles:
 
     def are_unchanged(self) -> bool:
         """Whether the files are those that they were, so that what was loaded has their hash."""
-        return file_states(_files(self.model)) == self.states
+        return network_file_states(self.model) == self.states
 
 
 def network_file_states(model: Network) -> list[tuple[int, ...]]:
@@ -162,8 +162,7 @@ def network_file_states(model: Network) -> list[tuple[int, ...]]:
     Raises:
         ModelContractError: a file is absent.
     """
-    members = [each for each in model.members if each.path != "identity"]
-    return file_states([file for each in members for file in _member_files(each)])
+    return file_states(_files(model))
 
 
 def file_states(files: Sequence[Path]) -> list[tuple[int, ...]]:
@@ -183,7 +182,8 @@ def _is_own_kind(model: Network) -> bool:
 
 
 def _files(model: Network) -> list[Path]:
-    return [file for member in model.members for file in _member_files(member)]
+    members = [each for each in model.members if each.path != "identity"]
+    return [file for member in members for file in _member_files(member)]
 
 
 def _member_files(model: Network) -> list[Path]:

@@ -249,12 +249,9 @@ def _parts(
 
 def _called(content: mmap.mmap, start: int, stop: int, message: _Message) -> Iterator[_Name]:
     """What the nodes in a message call: operators, or functions of the file."""
-    for number, _, begin, end in _fields(content, start, stop):
-        part = message.parts.get(number)
+    for part, _, _, begin, end in _parts(content, start, stop, message):
         if part is _NODE:
             yield _name(content, begin, end, _NAME_IN_NODE)
-        if part is not None:
-            yield from _called(content, begin, end, part)
 
 
 def _name(content: mmap.mmap, start: int, stop: int, numbers: tuple[int, ...]) -> _Name:

@@ -98,17 +98,9 @@ class _Reader(pickle.Unpickler):
         self.tensors.append(_Tensor(storage, offset, size, stride))
         return _Inert()
 
-    def _note_tensor_of_dtype(  # the arguments of torch._utils._rebuild_tensor_v3
-        self,
-        storage: object,
-        offset: object,
-        size: object,
-        stride: object,
-        _requires_grad: object,
-        _hooks: object,
-        dtype: object,
-        *_: object,
-    ) -> _Inert:
+    def _note_tensor_of_dtype(self, *arguments: object) -> _Inert:
+        """Note what ``torch._utils._rebuild_tensor_v3`` is given: a dtype, too."""
+        storage, offset, size, stride, _, _, dtype, *_ = arguments
         self.tensors.append(_Tensor(storage, offset, size, stride, dtype))
         return _Inert()
 

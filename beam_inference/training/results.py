@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import safetensors.torch
+import torch
 import yaml
 from torch import nn
 
@@ -92,7 +93,7 @@ def write_results(config: TrainingConfig, network: nn.Module, metrics: Json, exa
     """
     # copies, for layers may share a tensor, which the file holds for each of them
     state = {
-        name: each.detach().cpu().contiguous().clone()
+        name: each.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, each in network.state_dict().items()
     }
     record = config.model_dump(mode="json")

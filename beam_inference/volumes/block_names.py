@@ -58,16 +58,16 @@ def check_block_names(name: str, stored: Json, suffixes: Sequence[str] = ()) -> 
     if not isinstance(kvstore, dict) or kvstore.get("driver") != "file":
         return
     folder = Path(kvstore["path"])
-    block_of: BlockOf | None = None
-    if stored["driver"] == "neuroglancer_precomputed":
-        scale = stored["scale_metadata"]
-        folder /= scale["key"]
-        block_of = _shard_names(scale) if scale.get("sharding") else _precomputed_names(scale)
-        _check_shards(name, folder, scale)
-    elif stored["driver"] in _GRIDS:
-        block_of = _grid_names(*_GRIDS[stored["driver"]](stored["metadata"]))
-    if block_of is not None:
-        _check_files(name, folder, block_of, suffixes)
+    driver = stored["driver"]
+    if driver == "neuroglancer_precomputed":
+        metadata = stored["scale_metadata"]
+        folder /= metadata["key"]
+        _check_shards(name, folder, metadata)
+    elif driver in _GRIDS:
+        metadata = stored["metadata"]
+    else:
+        return
+    _check_files(name, folder, _names_of(driver, metadata), suffixes)
 
 
 def is_block_of(driver: str, metadata: Json) -> Callable[[str], bool]:
@@ -83,16 +83,19 @@ def is_block_of(driver: str, metadata: Json) -> Callable[[str], bool]:
     Raises:
         KeyError, TypeError, ValueError: the metadata are not understood.
     """
-    if driver != "neuroglancer_precomputed":
-        makers = [_grid_names(*_GRIDS[driver](metadata))]
-    elif metadata.get("sharding"):
-        makers = [_shard_names(metadata)]
-    else:
+    variants = [metadata]
+    if driver == "neuroglancer_precomputed":
         scale = {"voxel_offset": [0, 0, 0], **metadata}
-        makers = [
-            _precomputed_names({**scale, "chunk_size": each}) for each in metadata["chunk_sizes"]
-        ]
-    return lambda path: any(block_of(path) == path for block_of in makers)
+        variants = [{**scale, "chunk_size": each} for each in metadata["chunk_sizes"]]
+    names = [_names_of(driver, each) for each in variants]
+    return lambda path: any(block_of(path) == path for block_of in names)
+
+
+def _names_of(driver: str, metadata: Json) -> BlockOf:
+    """How an array names its blocks; of a precomputed volume, a scale with its ``chunk_size``."""
+    if driver != "neuroglancer_precomputed":
+        return _grid_names(*_GRIDS[driver](metadata))
+    return _shard_names(metadata) if metadata.get("sharding") else _precomputed_names(metadata)
 
 
 def _check_files(name: str, folder: Path, block_of: BlockOf, suffixes: Sequence[str]) -> None:
