@@ -208,7 +208,8 @@ def _print_status_of_volumes(cohort: Cohort, options: StatusOptions) -> _Progres
         print(as_json(cohort_status_values(statuses, faults)))
     else:
         print_cohort_status(statuses, faults)
-        print_crew([sign for each in volumes if each.job is not None for sign in each.job.crew()])
+        unfinished = [each.job for each in volumes if (of := statuses[each.name]) and of.missing]
+        print_crew([sign for job in unfinished if job is not None for sign in job.crew()])
     to_come = {name: status for name, status in statuses.items() if name not in faults}
     return _Progress(
         is_finished=all(status is not None and not status.missing for status in to_come.values()),

@@ -64,7 +64,8 @@ def _imported_names(file: Path) -> Iterator[str]:
     """First parts of the names of all modules that a file imports, wherever in its code."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # it is not imported, or fails where it is
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # it is not imported, or fails where it is, or nests so deeply that a machine has written it
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -85,7 +86,8 @@ def _sibling(name: str, folder: Path) -> Path | None:
 
 
 def _sources(module: Path) -> list[Path]:
-    return sorted(module.rglob("*.py")) if module.is_dir() else [module]
+    files = sorted(module.rglob("*.py")) if module.is_dir() else [module]
+    return [file for file in files if file.is_file()]  # editors leave links that lead nowhere
 
 
 def _hash_of(module: Path) -> str:

@@ -256,8 +256,9 @@ def _load(
 
 def _refuse_shared(network: Any, others: Sequence[Any], model: Network) -> None:
     """Refuse a network that has parameters or buffers of an earlier one of its ensemble."""
-    known = {id(each) for other in others for each in (*other.parameters(), *other.buffers())}
-    if any(id(each) in known for each in (*network.parameters(), *network.buffers())):
+    from beam_inference.engines.torch_network import storages_of
+
+    if any(storages_of(network) & storages_of(other) for other in others):
         raise ModelContractError(
             f"model.path {model.path}: the factory returned a network that shares parameters with "
             "an earlier one of model.ensemble, so both would have the weights that were loaded "

@@ -176,6 +176,13 @@ def parameters_sha256(module: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
+def storages_of(module: torch.nn.Module) -> set[int]:
+    """Where the values of a module's parameters and buffers lie: an address for each storage."""
+    tensors = (*module.parameters(), *module.buffers())
+    dense = [each for each in tensors if each.layout is torch.strided and not is_lazy(each)]
+    return {each.untyped_storage().data_ptr() for each in dense if each.numel()}
+
+
 def _unsaved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A module's buffers that are not part of its state dict."""
     saved = module.state_dict().keys()

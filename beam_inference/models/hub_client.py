@@ -78,8 +78,8 @@ class _Bounds:
 
     def _is_listing(self, url: httpx2.URL) -> bool:
         """Whether a URL is that of a listing; the server's address may have a path of its own."""
-        before, separator, _ = url.path.partition("/api/")
-        is_of_api = bool(separator) and "/resolve/" not in f"{before}/"
+        above_files = url.path.partition("/resolve/")[0]
+        is_of_api = url.path.startswith("/api/") or "/api/models/" in above_files
         return is_of_api or str(url) in self._redirected
 
     def _check_file(self, length: str | None) -> None:

@@ -64,3 +64,14 @@ def test_a_module_that_was_changed(make_folder):
 def test_what_python_would_not_confuse(make_folder, keys):
     check_siblings(make_folder("a", net="import helper", helper="value = 1"))
     check_siblings(make_folder("b", **keys))
+
+
+def test_what_lies_in_a_package_and_is_no_module(make_folder):
+    file = make_folder("a", net="import helper", helper____init__="value = 1")
+    package = file.parent / "helper"
+    (package / ".#layers.py").symlink_to("nowhere")
+    (package / "templates.py").mkdir()
+    (package / "written.py").write_text("value = " + "(" * 90 + "1" + ")" * 90)
+    (package / "deep.py").write_text("value = " + "-" * 100_000 + "1")
+    check_siblings(file)
+    check_siblings(file)

@@ -90,6 +90,13 @@ class Aliases(Types):
         return self.norm(self.both[0](x))
 
 
+class Reads(Types):
+    """Code that reads more of a layer than its answer."""
+
+    def forward(self, x):
+        return self.norm(self.conv(x)) * self.norm.num_features
+
+
 class Branches(Types):
     def forward(self, x):
         x = self.norm(self.conv(x))
@@ -137,6 +144,7 @@ def grouped_and_transposed():
         grouped_and_transposed,
         Shared,
         Branches,
+        Reads,
         lambda: nn.Sequential(nn.Conv3d(2, 2, 1), nn.ReLU()),
         lambda: nn.BatchNorm3d(2),
     ],

@@ -203,6 +203,11 @@ def cached():
 def within():
     return torch.nn.Sequential(cached())
 
+def assigned():
+    network = Scale()
+    network.load_state_dict(cached().state_dict(), assign=True)
+    return network
+
 def new():
     return Scale()
 """
@@ -219,7 +224,9 @@ def job_of_two(tmp_path, image, factory, weights, prefix=""):
     return str(write_job(tmp_path / "job.yaml", values))
 
 
-@pytest.mark.parametrize(("factory", "prefix"), [("cached", ""), ("within", "0.")])
+@pytest.mark.parametrize(
+    ("factory", "prefix"), [("cached", ""), ("within", "0."), ("assigned", "")]
+)
 def test_members_that_are_one_object_are_refused(
     image, tmp_path, capfd, monkeypatch, factory, prefix
 ):

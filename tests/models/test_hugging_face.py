@@ -182,7 +182,10 @@ def answer_of(url, length, status=200, **headers):
     )
 
 
-@pytest.mark.parametrize("root", ["http://host", "http://host/mirror"])
+ROOTS = ["http://host", "http://host/mirror", "http://host/artifactory/api/huggingfaceml/repo"]
+
+
+@pytest.mark.parametrize("root", ROOTS)
 def test_listings_are_bounded_wherever_they_lie(root, tmp_path):
     from beam_inference.models.hub_client import _Bounds
 
@@ -193,5 +196,6 @@ def test_listings_are_bounded_wherever_they_lie(root, tmp_path):
     bounds(answer_of(listing, 0, 307, location="/elsewhere"))
     with pytest.raises(ModelContractError, match="more than 4,194,304 bytes"):
         bounds(answer_of("http://host/elsewhere", 8 << 20, **{"content-length": str(8 << 20)}))
-    with pytest.raises(ModelContractError, match="does not say how long a file is"):
-        bounds(answer_of(f"{root}/a/b/resolve/main/api/model.ts", 8 << 20))
+    for name in ("model.ts", "api/models/model.ts"):
+        with pytest.raises(ModelContractError, match="does not say how long a file is"):
+            bounds(answer_of(f"{root}/a/b/resolve/main/{name}", 8 << 20))
