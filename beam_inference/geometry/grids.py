@@ -145,9 +145,13 @@ class LatticeAxis:
         moved back, it grows until the second last.
         """
         if self.is_spread and self.count > 1:
-            # Rounding brings two starts nearer to each other by less than a voxel.
+            # Rounding brings two starts nearer to each other by a voxel at most, where one half is
+            # rounded up and another one down; between whole numbers there are none.
+            gaps = self.count - 1
             room = self.stop - self.start - self.patch
-            return min(self.count, ceil_div(self.patch * (self.count - 1), room))
+            if room % gaps:
+                return min(self.count, self.patch * gaps // room + 1)
+            return min(self.count, ceil_div(self.patch * gaps, room))
         last = range(max(0, self.count - 2), self.count)
         starts = [self.patch_start(k) for k in last]
         return max(len(self.touching(start, start + 1)) for start in starts)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -42,6 +42,7 @@ def brute_force_starts(axis):
 
 
 @given(lattice_axes())
+@example(LatticeAxis(0, 33, 11, 3, is_spread=True))  # starts from 5.5 to 16.5 are 10 apart
 def test_lattice_starts(axis):
     starts = brute_force_starts(axis)
     assert [axis.patch_start(k) for k in range(axis.count)] == starts
