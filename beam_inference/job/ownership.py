@@ -35,34 +35,54 @@ class Owner(Frozen):
         fingerprint: fingerprint of the job.
         roi: the voxels that it writes.
         state_url: its state folder; None if that lies in the output, where it may be moved.
+        state_id: see :meth:`beam_inference.job.state.State.read_id`. The same job may have several
+            states, and only some of them speak of what lies in the output now.
     """
 
     fingerprint: SafeLine
     roi: BoundingBox
     state_url: str | None
+    state_id: SafeLine | None = None
 
     def excludes(self, other: Owner) -> bool:
         """Whether this job and another one cannot both write into an output."""
         is_other = self.fingerprint != other.fingerprint
         return is_other and self.roi.intersection(other.roi).size > 0
 
+    def is_recorded_as(self, recorded: Owner) -> bool:
+        """Whether an owner that an output names is this one; older versions recorded no state."""
+        return self.fingerprint == recorded.fingerprint and recorded.state_id in (
+            None,
+            self.state_id,
+        )
+
+    def replaces(self, recorded: Owner) -> bool:
+        """Whether an owner that an output names is this one, or had its state folder before."""
+        is_same = self.fingerprint == recorded.fingerprint
+        is_there = is_same and self.state_url == recorded.state_url
+        return is_there or self.is_recorded_as(recorded)
+
 
 class _Owners(Frozen):
     owners: list[Owner]
 
 
-def owner_of(job: ResolvedJob, state_url: str) -> Owner:
+def owner_of(job: ResolvedJob, state: State) -> Owner:
     """Return a job as an owner of its output.
 
     Args:
         job: the job.
-        state_url: URL of its state folder.
+        state: its state folder.
+
+    Raises:
+        WorkerFault: the state folder cannot be read.
     """
-    is_inside = state_url == state_folder_of(job.config.output.path)
+    is_inside = state.url == state_folder_of(job.config.output.path)
     return Owner(
         fingerprint=job.fingerprint,
         roi=job.plan.chunks.roi,
-        state_url=None if is_inside else state_url,
+        state_url=None if is_inside else state.url,
+        state_id=state.read_id(),
     )
 
 
@@ -106,7 +126,7 @@ def claim_output(output_url: str, owner: Owner, storage: Storage, *, replace: bo
         _refuse_conflict(earlier, owner, output_url)
         if not (earlier or replace):  # a command may have begun there since the launch looked
             file.refuse_stages()
-        others = [each for each in earlier if each.fingerprint != owner.fingerprint]
+        others = [each for each in earlier if not owner.replaces(each)]
         if file.write([*others, owner]):
             return
     raise WorkerFault(f"others write {file.url} all the time: try again")
@@ -158,13 +178,13 @@ def check_records(job: StageJob) -> None:
 
 
 def check_claims(
-    job: ResolvedJob, state_url: str, output_urls: Iterable[str], storage: Storage
+    job: ResolvedJob, state: State, output_urls: Iterable[str], storage: Storage
 ) -> None:
     """Check that a job's outputs still name it, so that its receipts speak of what lies there.
 
     Args:
         job: the job, of which chunks are done.
-        state_url: URL of its state folder.
+        state: its state folder.
         output_urls: paths or URLs of its outputs.
         storage: settings of the object stores.
 
@@ -172,15 +192,16 @@ def check_claims(
         StateError: one is gone, or belongs to others.
         WorkerFault: one cannot be read.
     """
-    owner = owner_of(job, state_url)
+    owner = owner_of(job, state)
     for output_url in output_urls:
         file = _OwnersFile(output_url, storage)
         if not _names(file, owner, output_url):
             raise StateError(
-                f"{file.url} does not name this job any more: the output {output_url} was removed, "
-                "or taken over by a command or another job (--overwrite), so this job's receipts "
-                "say nothing of what lies there now. Put the output back, or run with --overwrite "
-                "to compute every chunk again."
+                f"{file.url} does not name this job with its state {state.url} any more: the "
+                f"output {output_url} was removed, or taken over by a command or another job "
+                "(--overwrite), or made anew with another state, so the receipts of this one say "
+                "nothing of what lies there now. Put the output back, name the state that it was "
+                "made with (job.state_path), or run with --overwrite to compute every chunk again."
             )
 
 
@@ -192,12 +213,12 @@ class Claim:
 
     Args:
         job: the job, whose launch has claimed the output.
-        state_url: URL of its state folder.
+        state: its state folder.
         output_url: URL of the output.
     """
 
-    def __init__(self, job: ResolvedJob, state_url: str, output_url: str) -> None:
-        self._owner = owner_of(job, state_url)
+    def __init__(self, job: ResolvedJob, state: State, output_url: str) -> None:
+        self._owner = owner_of(job, state)
         self._output_url = output_url
         self._file = _OwnersFile(self._output_url, job.config.storage)
 
@@ -292,14 +313,14 @@ class _OwnersFile:
     def _owners_of_former_versions(self) -> list[Owner]:
         """The job whose state lies in the output: versions before named no owners."""
         job = State(self._folder, self._storage).load_job()
-        return [] if job is None else [owner_of(job, self._folder)]
+        return [] if job is None else [owner_of(job, State(self._folder, self._storage))]
 
 
 def _names(file: _OwnersFile, owner: Owner, output_url: str) -> bool:
-    """Whether the owners of an output name a job. Raises StateError if another writes there."""
+    """Whether an output names an owner. Raises StateError if another job writes there."""
     owners = file.read()
     _refuse_conflict(owners, owner, output_url)
-    return any(each.fingerprint == owner.fingerprint for each in owners)
+    return any(map(owner.is_recorded_as, owners))
 
 
 def _read_others_kept(file: _OwnersFile, owner: Owner) -> list[Owner]:

@@ -4,6 +4,7 @@
 file                                          content
 ============================================  ======================================================
 ``job.json``                                  the resolved job, written once, at first launch
+``id``                                        a random name of this folder, by which outputs know it
 ``receipts/FINGERPRINT/000000000/N.json``     proof that chunk N is durably written
 ``sums/FINGERPRINT/000000000/N.json``         with ``strategy: exchange``, proof that the patches
                                               of chunk N are computed
@@ -44,6 +45,7 @@ import os
 import platform
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -88,6 +90,7 @@ from beam_inference.volumes.kvstores import (
     retry_request,
 )
 
+_ID = "id"
 _SHARDS = "shards.json"
 _FOLDERS = (
     "receipts/",
@@ -197,6 +200,16 @@ class State:
             "write", "job.json", lambda: create_key(self._store, "job.json", self.url, text)
         )
         return self.load_job() or job
+
+    def create_id(self) -> None:
+        """Give this folder a random name, unless it has one: it is moved and copied with it."""
+        text = uuid.uuid4().hex
+        self._request("write", _ID, lambda: create_key(self._store, _ID, self.url, text))
+
+    def read_id(self) -> str | None:
+        """A hash of the folder's random name; None if it has none: older versions gave none."""
+        text = self._read(_ID)
+        return None if text is None else hashlib.sha256(text).hexdigest()[:32]
 
     def replace_job(self, job: ResolvedJob) -> None:
         """Replace job.json by that of the same job with another ROI."""
@@ -535,7 +548,7 @@ class State:
         """Delete everything that this class writes, of all jobs; job.json comes last."""
         for folder in _FOLDERS:
             delete_folder(self._store, self.url, folder)
-        for key in ("quarantine.jsonl", "fault.json", _SHARDS, "job.json"):
+        for key in ("quarantine.jsonl", "fault.json", _SHARDS, _ID, "job.json"):
             self._write(key, None)
 
     def _entries(self, folder: str) -> ChunkEntries:

@@ -59,7 +59,7 @@ class LaunchedJob:
 
     def _check_claims(self) -> None:
         outputs = [single.output.path for single in self.config.by_output.values()]
-        check_claims(self.job, self.state.url, outputs, self.config.storage)
+        check_claims(self.job, self.state, outputs, self.config.storage)
 
     def crew(self) -> list[SignOfLife]:
         """What the workers that have claims tell of themselves, killed ones too."""

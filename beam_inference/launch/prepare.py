@@ -152,7 +152,6 @@ def prepare(
     job, quantized = _resolve_what_is_left(
         planned, place, earlier, state, known, is_done=is_done, trust=trust, ask=ask
     )
-    owner = owner_of(job, state.url)
     damaged = [] if overwrite else _check_earlier_launches(planned, job, earlier, state)
     if earlier is not None and earlier.roi != job.roi:
         _check_enlarged_launch(earlier, job, state, shard)
@@ -181,7 +180,8 @@ def prepare(
             state.clear()
         # Before the output: where the state cannot be written, nothing is created.
         state.note_start(launch.id)
-        _claim_outputs(planned, owner, replace=overwrite)
+        state.create_id()
+        _claim_outputs(planned, owner_of(job, state), replace=overwrite)
         if quantized is not None:
             state.write_network(quantized)
         _create_outputs(planned)
@@ -295,7 +295,7 @@ def _check_earlier_launches(
     counted = job if earlier is None else job.with_roi(earlier.roi)
     with _state_errors():
         for output in planned.volumes.values():
-            check_owner(output.spec.url, owner_of(job, state.url), config.storage)
+            check_owner(output.spec.url, owner_of(job, state), config.storage)
         return check_receipts(state.of(counted), counted, planned)
 
 

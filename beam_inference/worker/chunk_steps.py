@@ -79,7 +79,7 @@ class ChunkSteps:
         self.device = DeviceTurns(opened, inference, self.journal, self.pace)
         self.should_stop = StopRequest(opened.state, opened.launch.id)
         self._claims = [
-            Claim(opened.job, opened.state.url, output_spec(opened.job, key).url)
+            Claim(opened.job, opened.state, output_spec(opened.job, key).url)
             for key in opened.job.config.written_keys
         ]
         self._inference = inference

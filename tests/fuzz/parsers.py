@@ -472,11 +472,12 @@ def _entry(kind: str, read: Callable[[Any], object], seeds: Callable[[], list[by
 
 def _parse_owners(content: bytes, folder: Path) -> object:
     from beam_inference.job.ownership import check_owner, owner_of
+    from beam_inference.job.state import State
     from beam_inference.volumes.kvstores import LOCAL
 
     (folder / "_beam_inference").mkdir()
     (folder / "_beam_inference" / "owners.json").write_bytes(content)
-    owner = owner_of(_job(), f"file://{folder}/_beam_inference")
+    owner = owner_of(_job(), State(f"file://{folder}/_beam_inference"))
     check_owner(f"file://{folder}", owner, LOCAL)
     return None
 

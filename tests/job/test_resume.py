@@ -13,6 +13,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job.ownership import Claim, claim_output, owner_of
 from beam_inference.job.resolved_job import NUMERICS
+from beam_inference.job.state import State
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.prepare import prepare
 
@@ -168,7 +169,7 @@ def test_a_command_that_begins_while_the_network_is_tried_keeps_its_volume(job, 
     resolved = prepare(load_job(job(output={"path": str(tmp_path / "other")}))).read_job()
     url = (tmp_path / "out").as_uri()
     assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out")]) == 0
-    owner = owner_of(resolved, f"{url}/_beam_inference")
+    owner = owner_of(resolved, State(f"{url}/_beam_inference"))
     with pytest.raises(StateError, match="convert, which has made the voxels"):
         claim_output(url, owner, Storage(), replace=False)
     assert not (tmp_path / "out" / "_beam_inference" / "owners.json").exists()
@@ -179,7 +180,7 @@ def test_no_command_begins_where_a_job_is_about_to_write(job, tmp_path, command,
     """The job has claimed its output, and not created it yet."""
     resolved = prepare(load_job(job(output={"path": str(tmp_path / "other")}))).read_job()
     url = (tmp_path / "out").as_uri()
-    claim_output(url, owner_of(resolved, "file:///elsewhere"), Storage(), replace=False)
+    claim_output(url, owner_of(resolved, State((tmp_path / "elsewhere").as_uri())), Storage(), replace=False)
     words = [command, str(tmp_path / "in"), str(tmp_path / "out")]
     words += ["--threshold", "100"] if command == "components" else []
     assert main(words) == 2
@@ -192,7 +193,7 @@ def test_no_command_begins_where_a_job_is_about_to_write(job, tmp_path, command,
 def test_a_launch_whose_output_a_command_has_taken_over_writes_nothing_more(job, tmp_path):
     launch = prepare(load_job(job()))
     resolved = launch.read_job()
-    claim = Claim(resolved, launch.state().url, (tmp_path / "out").as_uri())
+    claim = Claim(resolved, launch.state(), (tmp_path / "out").as_uri())
     claim.check()
     words = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--overwrite"]
     assert main(words) == 0
@@ -204,6 +205,48 @@ def test_the_same_job_may_write_an_output_with_another_state(job, capsys):
     assert main(["run", job(job={"state_path": "one"})]) == 0
     assert main(["run", job(job={"state_path": "two"})]) == 0
     assert "(18 by this launch)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "verified"), [(["prepare", "--shards=2"], 1), (["run"], 0)])
+def test_a_state_says_nothing_of_an_output_that_another_state_made_anew(
+    job, tmp_path, capsys, command, verified
+):
+    """The job is the same, and the first state has its receipts still."""
+    path = job()
+    first, second = ([path, f"--set=job.state_path={tmp_path / name}"] for name in ("one", "two"))
+    assert main(["run", *first]) == 0
+    shutil.rmtree(tmp_path / "out")
+    assert main([*command, *second]) == 0
+    capsys.readouterr()
+    for word in ("status", "verify"):
+        assert main([word, *first]) == 2
+        assert "does not name this job with its state" in capsys.readouterr().err
+    assert main(["verify", *second]) == verified
+    assert main(["run", *first, "--overwrite"]) == 0
+    assert main(["verify", *first]) == 0
+    assert main(["verify", *second]) == verified
+
+
+def test_a_state_may_be_moved(job, tmp_path):
+    assert main(["run", job(job={"state_path": "one"})]) == 0
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert main(["verify", job(job={"state_path": "two"})]) == 0
+    assert main(["run", job(job={"state_path": "two"})]) == 0
+    owners = json.loads((tmp_path / "out/_beam_inference/owners.json").read_text())["owners"]
+    assert [each["state_url"] for each in owners] == [(tmp_path / "two").as_uri()]
+
+
+def test_a_state_of_a_former_version_has_no_name(job, tmp_path):
+    path = job(job={"state_path": "one"})
+    assert main(["run", path]) == 0
+    (tmp_path / "one/id").unlink()
+    file = tmp_path / "out/_beam_inference/owners.json"
+    owners = json.loads(file.read_text())
+    del owners["owners"][0]["state_id"]
+    file.write_text(json.dumps(owners))
+    assert main(["verify", path]) == 0
+    assert main(["run", path]) == 0
+    assert main(["verify", path]) == 0
 
 
 def test_a_damaged_owner_is_named(job, tmp_path, capsys):
