@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from beam_inference.config.siblings import check_siblings
+from beam_inference.config.siblings import note_source
 
 _FACTORY = re.compile(r"(?P<module>.+):(?P<name>[A-Za-z_]\w*)")
 
@@ -31,13 +31,19 @@ def load_object(path: str) -> Any:
 
     Raises:
         Exception: the module's own code runs, and may raise anything; ImportError and
-            AttributeError where the module, or the name in it, is absent.
+            AttributeError where the module, or the name in it, is absent; ImportError where it
+            imports a module of which this process has another one of the same name.
     """
     parts = factory_parts(path)
     if parts is None:
         raise ImportError(f"{path} is not of the form package.module:name or file.py:name")
     module, name = parts
-    loaded = load_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
+    if module.endswith(".py"):
+        return getattr(load_file(Path(module)), name)
+    loaded = importlib.import_module(module)
+    file = getattr(loaded, "__file__", None)  # built-in modules have none
+    if file is not None:
+        note_source(Path(file), module)
     return getattr(loaded, name)
 
 
@@ -98,7 +104,7 @@ def _run(source: _Source) -> ModuleType:
     sys.modules[name] = module
     try:
         source.exec_module(module)
-        check_siblings(Path(source.get_filename(name)))
+        note_source(Path(source.get_filename(name)))
     except BaseException:
         del sys.modules[name]
         raise

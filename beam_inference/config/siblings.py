@@ -1,4 +1,4 @@
-"""Modules that lie beside a Python file which a job names, and which that file imports.
+"""Modules that lie beside the Python code that a job names, and which that code imports.
 
 Python keeps one module of a name for a whole process. A second file that finds its own ``helper``
 beside it would be given the first one's, and compute with that, without a word.
@@ -8,91 +8,195 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
+import site
 import sys
+import sysconfig
 from collections.abc import Iterator
+from functools import cache, cached_property
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-_known: dict[str, tuple[Path, str]] = {}
-"""Where the siblings of the files that this process ran lie, and the hash of their source."""
+_OWN_PACKAGE = __name__.partition(".")[0]
+_MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+_IMPORTS_BY_TEXT = frozenset({"importlib", "__import__", "exec", "eval", "runpy"})
+"""Names in code that may import a module whose name is a text."""
+
+_sources: dict[Path, _Source] = {}
+"""The files and modules that jobs of this process named."""
+
+_hashes: dict[Path, str] = {}
+"""Hashes of the modules beside them, as they were at first."""
 
 
-def check_siblings(file: Path) -> None:
-    """Check that no other module has the name of one that a file imports from its own folder.
-
-    What can be imported from there depends on ``sys.path``, so the file was run before.
+def note_source(file: Path, module: str | None = None) -> None:
+    """Note code that a job names, and check it and all that were noted before.
 
     Args:
-        file: a Python file.
+        file: a Python file, which was run.
+        module: the dotted name that it was imported by; None if it was run as a file.
 
     Raises:
-        ImportError: this process has another module of such a name, or another content of it.
+        ImportError: as :func:`check_siblings`; or a module beside the file was changed since this
+            process imported it.
     """
-    folder = file.resolve().parent
-    if not any(Path(entry).resolve() == folder for entry in sys.path):
-        return
-    for name, source in _imported_siblings(file, folder).items():
-        found = (source, _hash_of(source))
-        first = _known.setdefault(name, found)
-        if first[1] == found[1]:
-            continue
-        if first[0] == source:
-            raise ImportError(
-                f"{source}, which {file} imports, was changed since this process imported it: give "
-                "the command in a new process"
-            )
-        raise ImportError(
-            f"{file} imports the module {name} beside it, and another file the module {first[0]}: "
-            "Python keeps one module of a name, so both would run the same. Give one of them "
-            "another name"
-        )
+    file = file.resolve()
+    source = _sources[file] = _Source(file, module)
+    if not _is_installed(file):
+        for sibling in source.siblings.values():
+            found = _hash_of(sibling)
+            if _hashes.setdefault(sibling, found) != found:
+                raise ImportError(
+                    f"{sibling}, which {file} imports, was changed since this process imported it: "
+                    "give the command in a new process"
+                )
+    check_siblings()
 
 
-def _imported_siblings(file: Path, folder: Path) -> dict[str, Path]:
-    """The modules in a folder that a file imports, or that they import: a file or folder each."""
-    found: dict[str, Path] = {}
-    waiting = [file]
-    while waiting:
-        for name in _imported_names(waiting.pop()):
-            source = _sibling(name, folder)
-            if source is not None and name not in found:
-                found[name] = source
-                waiting += _sources(source)
-    return found
+def check_siblings() -> None:
+    """Check that all code that jobs name is given those modules that lie beside it.
+
+    What a function imports when it is called is known afterwards: call this again then.
+
+    Raises:
+        ImportError: this process has, or finds, another module of such a name elsewhere.
+    """
+    sources = list(_sources.values())
+    private = {name for each in sources if not _is_installed(each.file) for name in each.siblings}
+    for source in sources:
+        if not _is_installed(source.file) or any(_sibling(n, source.folder) for n in private):
+            source.check()
+
+
+class _Source:
+    """Code that a job names.
+
+    Args:
+        file: the file.
+        module: the dotted name that it was imported by; None if it was run as a file.
+    """
+
+    def __init__(self, file: Path, module: str | None) -> None:
+        self.file = file
+        self.folder = file.parent  # from which it imports
+        self._starts = [file]
+        if module is not None:
+            top, *parts = module.split(".")
+            depth = len(parts) + (file.name == "__init__.py")
+            self.folder = file.parents[depth]
+            own = _sibling(top, self.folder)
+            self._starts = [file] if own is None else _python_files(own)
+
+    @cached_property
+    def siblings(self) -> dict[str, Path]:
+        """The modules beside it that it imports, or that they import: a file or folder each."""
+        found: dict[str, Path] = {}
+        waiting = list(self._starts)
+        is_installed = _is_installed(self.file)  # where much more lies than what is its own
+        while waiting:
+            for name in _imported_names(waiting.pop()):
+                sibling = _sibling(name, self.folder)
+                if sibling is not None and name not in found and name != _OWN_PACKAGE:
+                    found[name] = sibling
+                    waiting += [] if is_installed else _python_files(sibling)
+        return found
+
+    def check(self) -> None:
+        """Check that Python gives it these modules. Raises ImportError."""
+        for name, sibling in self.siblings.items():
+            given = _place_of(getattr(sys.modules.get(name), "__spec__", None)) or _find(name)
+            if given in (None, sibling) or not _python_files(sibling):  # removed since
+                continue
+            # What would a process of its own be given?
+            may_be_meant = _is_installed(given) or not _is_on_path(self.folder)
+            if may_be_meant and _find(name) == given:
+                continue
+            if _hash_of(given) != _hash_of(sibling):
+                raise ImportError(
+                    f"{self.file} imports the module {name} beside it, and would be given the "
+                    f"module {given}: Python keeps one module of a name. Give one of them another "
+                    "name"
+                )
+
+
+def _find(name: str) -> Path | None:
+    """The file or folder of the module of some name that Python would import by now."""
+    try:
+        return _place_of(PathFinder.find_spec(name, sys.path))
+    except (ImportError, ValueError, OSError):
+        return None
+
+
+def _place_of(spec: ModuleSpec | None) -> Path | None:
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
+        return Path(folder).resolve()
+    return Path(spec.origin).resolve() if spec.has_location and spec.origin else None
+
+
+def _is_on_path(folder: Path) -> bool:
+    return any(Path(entry).resolve() == folder for entry in sys.path)
+
+
+def _is_installed(file: Path) -> bool:
+    return any(map(file.is_relative_to, _installed_folders()))
+
+
+@cache
+def _installed_folders() -> list[Path]:
+    """Where Python and installed packages lie."""
+    paths = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), site.getusersitepackages()]
+    return [Path(path).resolve() for path in paths if path]
 
 
 def _imported_names(file: Path) -> Iterator[str]:
     """First parts of the names of all modules that a file imports, wherever in its code."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
         # it is not imported, or fails where it is, or nests so deeply that a machine has written it
         return
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    texts = []
+    imports_by_text = False
+    for node in nodes:
         if isinstance(node, ast.Import):
-            yield from (each.name.partition(".")[0] for each in node.names)
+            names = [each.name.partition(".")[0] for each in node.names]
+            imports_by_text |= not _IMPORTS_BY_TEXT.isdisjoint(names)
+            yield from names
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            yield node.module.partition(".")[0]
+            name = node.module.partition(".")[0]
+            imports_by_text |= name in _IMPORTS_BY_TEXT
+            yield name
+        elif isinstance(node, ast.Name):
+            imports_by_text |= node.id in _IMPORTS_BY_TEXT
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    if imports_by_text:
+        yield from (text.partition(".")[0] for text in texts if _MODULE_NAME.fullmatch(text))
 
 
 def _sibling(name: str, folder: Path) -> Path | None:
     """The file or the folder of a module of some name in a folder, if there is one."""
     package = folder / name
     if (package / "__init__.py").is_file():
-        return package
+        return package.resolve()
     module = folder / f"{name}.py"
     if module.is_file():
-        return module
-    return package if package.is_dir() and _sources(package) else None
+        return module.resolve()
+    return package.resolve() if package.is_dir() and _python_files(package) else None
 
 
-def _sources(module: Path) -> list[Path]:
+def _python_files(module: Path) -> list[Path]:
     files = sorted(module.rglob("*.py")) if module.is_dir() else [module]
     return [file for file in files if file.is_file()]  # editors leave links that lead nowhere
 
 
 def _hash_of(module: Path) -> str:
     digest = hashlib.sha256()
-    for file in _sources(module):
+    for file in _python_files(module):
         content = file.read_bytes()
         digest.update(f"{file.relative_to(module)} {len(content)}\n".encode())
         digest.update(content)

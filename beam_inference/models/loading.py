@@ -18,6 +18,7 @@ from beam_inference.config.engines import NetworkKind
 from beam_inference.config.factories import factory_parts, run_file
 from beam_inference.config.job import Network
 from beam_inference.config.plugins import list_plugins, load_plugin
+from beam_inference.config.siblings import check_siblings, note_source
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.models.local_files import existing_file, local_path
@@ -224,8 +225,11 @@ def _call_factory(model: Network) -> Any:
     try:
         factory = _factory(model)
         if model.weights is None or not _takes_weights(factory):
-            return factory()
-        return factory(weights_path=existing_file(model.weights, "model.weights"))
+            network = factory()
+        else:
+            network = factory(weights_path=existing_file(model.weights, "model.weights"))
+        check_siblings()
+        return network
     except (ModelContractError, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit() in it must end nothing but the factory
@@ -254,6 +258,7 @@ def _import_source(name: str, file: Path) -> ModuleType:
         ModelContractError: what was compiled of an earlier source has the same size and time.
     """
     module = importlib.import_module(name)
+    note_source(file, name)
     loader = None if module.__spec__ is None else module.__spec__.loader
     if isinstance(loader, SourceFileLoader):
         compiled = loader.get_code(name)

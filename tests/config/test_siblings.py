@@ -1,18 +1,24 @@
-"""Modules beside files that a job names: one of a name in a process."""
+"""Modules beside code that a job names: one of a name in a process."""
 
+import importlib
 import sys
+from pathlib import Path
 
 import pytest
 
 from beam_inference.config import siblings
-from beam_inference.config.siblings import check_siblings
+from beam_inference.config.factories import load_object
+from beam_inference.config.siblings import check_siblings, note_source
 
 
 @pytest.fixture
 def make_folder(tmp_path, monkeypatch):
     """A function that writes Python files into a folder of ``sys.path``; the first one's path."""
-    monkeypatch.setattr(siblings, "_known", {})
+    monkeypatch.setattr(siblings, "_sources", {})
+    monkeypatch.setattr(siblings, "_hashes", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = {*sys.modules}
 
     def make(folder, is_on_path=True, **sources):
         for name, source in sources.items():
@@ -21,9 +27,12 @@ def make_folder(tmp_path, monkeypatch):
             file.write_text(source)
         if is_on_path:
             sys.path.append(str(tmp_path / folder))
+        importlib.invalidate_caches()
         return tmp_path / folder / f"{next(iter(sources))}.py"
 
-    return make
+    yield make
+    for name in {*sys.modules} - before:
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -33,22 +42,66 @@ def make_folder(tmp_path, monkeypatch):
         "import helper.part as part",
         "from helper import value",
         "def network():\n    from helper import value",
+        "def network():\n    import importlib\n    importlib.import_module('helper.part')",
+        "from importlib import import_module as load\nload('helper')",
+        "__import__('helper')",
         "import middle",
     ],
 )
 @pytest.mark.parametrize("module", ["helper", "helper____init__", "helper__part"])
 def test_two_modules_of_one_name(make_folder, code, module):
     keys = {"net": code, "middle": "import helper"}
-    check_siblings(make_folder("a", **keys, **{module: "value = 1"}))
-    check_siblings(make_folder("c", **keys, **{module: "value = 1"}))  # the same module
-    with pytest.raises(ImportError, match="the module helper beside it, and another file .*/a/"):
-        check_siblings(make_folder("b", **keys, **{module: "value = 2"}))
+    note_source(make_folder("a", **keys, **{module: "value = 1"}))
+    note_source(make_folder("c", **keys, **{module: "value = 1"}))  # the same module
+    with pytest.raises(ImportError, match=r"the module helper beside it, .* the module .*/a/"):
+        note_source(make_folder("b", **keys, **{module: "value = 2"}))
+
+
+FIRST = {"net": "import helper\nvalue = helper.value", "helper": "value = 1"}
+SECOND = {"other": "import helper\nvalue = helper.value", "helper": "value = 2"}
+WITHIN = {"other": "value = 2\ndef make():\n    import helper", "helper": "value = 2"}
+
+
+@pytest.mark.parametrize("second", [SECOND, WITHIN], ids=["at the top", "in a function"])
+@pytest.mark.parametrize("is_file", [(True, False), (False, True), (False, False)])
+def test_files_beside_modules(make_folder, second, is_file):
+    """Both have a helper, and only one of them would be imported."""
+    files = [make_folder("a", **FIRST), make_folder("b", **second)]
+    paths = [
+        f"{file if by_path else file.stem}:value"
+        for file, by_path in zip(files, is_file, strict=True)
+    ]
+    assert load_object(paths[0]) == 1
+    with pytest.raises(ImportError, match="Give one of them another name"):
+        load_object(paths[1])
+
+
+def test_the_other_one_is_imported_later(make_folder):
+    """The first one imports its helper when it is called; by then there is another one."""
+    first = make_folder("a", is_on_path=False, net="def make():\n    import helper", helper="x = 1")
+    note_source(first)
+    second = make_folder("b", net="", helper="x = 2")
+    note_source(second)
+    importlib.import_module("helper")
+    sys.path.remove(str(second.parent))
+    with pytest.raises(ImportError, match="would be given the module .*/b/helper.py"):
+        check_siblings()
+
+
+def test_an_installed_module_whose_helper_was_taken(make_folder, monkeypatch):
+    installed = make_folder("lib", network="import helper\nvalue = 1", helper="value = 1")
+    monkeypatch.setattr(siblings, "_installed_folders", lambda: [installed.parent.resolve()])
+    file = make_folder("b", net="import helper", helper="value = 2")
+    sys.path.insert(0, str(file.parent))
+    assert load_object(f"{file}:helper").value == 2
+    with pytest.raises(ImportError, match=r"network.py imports .* given the module .*/b/helper.py"):
+        load_object("network:value")
 
 
 def test_a_module_that_was_changed(make_folder):
-    check_siblings(make_folder("a", net="import helper", helper="value = 1"))
+    note_source(make_folder("a", net="import helper", helper="value = 1"))
     with pytest.raises(ImportError, match="helper.py, which .*net.py imports, was changed"):
-        check_siblings(make_folder("a", net="import helper", helper="value = 2"))
+        note_source(make_folder("a", net="import helper", helper="value = 2"))
 
 
 @pytest.mark.parametrize(
@@ -58,12 +111,37 @@ def test_a_module_that_was_changed(make_folder):
         {"net": "from . import helper", "helper": "value = 2"},
         {"net": "import helper", "helper": "value = 2", "is_on_path": False},
         {"net": "no Python", "helper": "value = 2"},
+        {"net": "name = 'helper'", "helper": "value = 2"},
     ],
-    ids=["not imported", "relative", "not on the path", "no Python"],
+    ids=["not imported", "relative", "not on the path", "no Python", "a text"],
 )
 def test_what_python_would_not_confuse(make_folder, keys):
-    check_siblings(make_folder("a", net="import helper", helper="value = 1"))
-    check_siblings(make_folder("b", **keys))
+    note_source(make_folder("a", net="import helper", helper="value = 1"))
+    note_source(make_folder("b", **keys))
+
+
+def test_both_are_given_the_installed_module(make_folder):
+    """Each has a module of the name of an installed one, which comes before them."""
+    for folder in ("a", "b"):
+        file = make_folder(
+            folder, net="import yaml\nvalue = yaml.YAMLError", yaml=f"x = '{folder}'"
+        )
+        assert load_object(f"{file}:value").__module__ == "yaml.error"
+
+
+def test_an_installed_module_that_is_loaded_in_place_of_the_own_one(make_folder):
+    file = make_folder("a", net="import yaml", yaml="value = 1")
+    importlib.import_module("yaml")
+    sys.path.insert(0, str(file.parent))
+    with pytest.raises(ImportError, match="would be given the module .*site-packages/yaml"):
+        note_source(file)
+
+
+def test_a_folder_that_is_gone(make_folder):
+    file = make_folder("a", net="import helper", helper="value = 1")
+    note_source(file)
+    Path(file.parent / "helper.py").unlink()
+    note_source(make_folder("b", net="import helper", helper="value = 2"))
 
 
 def test_what_lies_in_a_package_and_is_no_module(make_folder):
@@ -73,5 +151,5 @@ def test_what_lies_in_a_package_and_is_no_module(make_folder):
     (package / "templates.py").mkdir()
     (package / "written.py").write_text("value = " + "(" * 90 + "1" + ")" * 90)
     (package / "deep.py").write_text("value = " + "-" * 100_000 + "1")
-    check_siblings(file)
-    check_siblings(file)
+    note_source(file)
+    note_source(file)

@@ -180,7 +180,9 @@ def test_no_command_begins_where_a_job_is_about_to_write(job, tmp_path, command,
     """The job has claimed its output, and not created it yet."""
     resolved = prepare(load_job(job(output={"path": str(tmp_path / "other")}))).read_job()
     url = (tmp_path / "out").as_uri()
-    claim_output(url, owner_of(resolved, State((tmp_path / "elsewhere").as_uri())), Storage(), replace=False)
+    claim_output(
+        url, owner_of(resolved, State((tmp_path / "elsewhere").as_uri())), Storage(), replace=False
+    )
     words = [command, str(tmp_path / "in"), str(tmp_path / "out")]
     words += ["--threshold", "100"] if command == "components" else []
     assert main(words) == 2
