@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from beam_inference.config.fields import Json
+from beam_inference.engines.linked_layers import Link, LinkedNetwork, ReadElsewhere
 from beam_inference.engines.onednn import run_by_onednn
 from beam_inference.engines.trial import TOLERANCES
 
@@ -66,81 +67,108 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.de
     if simpler is None:
         return network
     batch = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    difference = _difference(network, simpler, batch)
+    if difference is None:
+        return network
+    if not difference <= TOLERANCES["float32"]:
+        logger.warning("BatchNorm is not folded: the answer would differ by %.1e", difference)
+        return network
+    return LinkedNetwork(simpler, network)
+
+
+def _difference(network: nn.Module, simpler: nn.Module, batch: torch.Tensor) -> float | None:
+    """How far a folded network's answer is from the network's; None where either fails."""
     exactly = torch.backends.cudnn.flags(
         enabled=True, benchmark=False, deterministic=True, allow_tf32=False
     )
     with torch.inference_mode(), exactly:
         try:
-            theirs = run_by_onednn(network)(batch)
+            theirs = run_by_onednn(network)(batch.clone())
             ours = run_by_onednn(simpler)(batch)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         # of the network itself, for which the contract's check, which comes next, has the words; or
         # of the copy, as of code that reads more of a layer than its answer
-        except Exception as error:
-            logger.info("BatchNorm is not folded: the network fails: %s", error)
-            return network
-        difference = float((ours - theirs).square().mean().sqrt()) / max(
-            1.0, float(theirs.abs().max())
-        )
-    if not difference <= TOLERANCES["float32"]:
-        logger.warning("BatchNorm is not folded: the answer would differ by %.1e", difference)
-        return network
-    return simpler
+        except (Exception, ReadElsewhere) as error:
+            logger.info("BatchNorm is not folded: the network fails: %r", error)
+            return None
+        distance = float((ours - theirs).square().mean().sqrt())
+        return distance / max(1.0, float(theirs.abs().max()))
 
 
 def _fold_copy(network: nn.Module) -> nn.Module | None:
     """Fold the BatchNorms of a copy of the network; None if there is none to fold.
 
     Tracing its code tells which layers follow each other. The code itself stays, with the branches
-    that tracing does not notice. One that uses a convolution without its BatchNorm, and that noise
-    does not enter, is given the folded one: it would be computed wrongly.
+    that tracing does not notice: layers are linked, so that each knows whether it follows the one
+    before it, and nothing else does.
     """
-    folded = copy.deepcopy(network)
-    graph = fx.Tracer().trace(folded)
-    modules: Json = dict(folded.named_modules())
-    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
-    alone: set[fx.Node] = set()
-    """Convolutions with their BatchNorm, if any, whose answer nothing else reads."""
-
-    def module_called_by(node: Any, kinds: tuple[type[nn.Module], ...]) -> Any:
-        """The module that a node calls, of such a kind, and which no other calls."""
-        is_call = isinstance(node, fx.Node) and node.op == "call_module" and calls[node.target] == 1
-        return modules[node.target] if is_call and type(modules[node.target]) in kinds else None
-
-    count = 0
-    for node in graph.nodes:
-        before = _first_argument(node)
-        if module_called_by(node, _CONVOLUTIONS) is not None and len(node.users) == 1:
-            alone.add(node)
-        elif before in alone and module_called_by(node, _ACTIVATIONS) is not None:
-            modules[node.target].inplace = True
-        elif before in alone and _fold_pair(
-            folded, module_called_by(before, _CONVOLUTIONS), module_called_by(node, _NORMS)
-        ):
-            count += 1
-            if len(node.users) == 1:
-                alone.add(node)
-    if not count:
-        return None
+    parameters = {id(each): each for each in network.parameters()}  # most of its memory
+    folded = copy.deepcopy(network, parameters)
+    links = _link_layers(fx.Tracer().trace(folded), dict(folded.named_modules()))
+    for name, module in list(folded.named_modules(remove_duplicate=False)):
+        if module in links:
+            folded.set_submodule(name, links[module])
+    count = sum(isinstance(module, _NORMS) for module in links)
     logger.info("BatchNorm is folded into %d convolutions", count)
-    return folded
+    return folded if count else None
 
 
-def _fold_pair(network: nn.Module, convolution: Any, norm: Any) -> bool:
-    """Fold a layer into the convolution before it, wherever the network holds them."""
-    if convolution is None or norm is None or norm.running_mean is None:
-        return False
+def _link_layers(graph: fx.Graph, modules: Json) -> dict[nn.Module, Link]:
+    """Link the convolutions of a network, their BatchNorms, and activations that follow.
+
+    Args:
+        graph: which modules the network calls.
+        modules: these modules, by their names.
+
+    Returns:
+        What replaces each of them.
+    """
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+    alone: set[nn.Module | None] = set()
+    """Convolutions with their BatchNorm, if any, whose answer nothing else reads."""
+    links: dict[nn.Module, Link] = {}
+
+    def module_called_by(node: Any) -> Any:
+        """The module that a node calls, if nothing else does so, or is called with it."""
+        if not isinstance(node, fx.Node) or node.op != "call_module" or calls[node.target] > 1:
+            return None
+        module = modules[str(node.target)]
+        return None if _has_hooks(module) else module
+
+    for node in graph.nodes:
+        layer = module_called_by(node)
+        before = module_called_by(_first_argument(node))
+        if type(layer) in _CONVOLUTIONS and len(node.users) == 1:
+            alone.add(layer)
+        elif before in alone and type(layer) in _ACTIVATIONS:
+            layer.inplace = True
+            link = links.setdefault(before, Link(before, None))
+            links[layer] = Link(layer, link)
+        elif before in alone and type(layer) in _NORMS:
+            fused = _fuse(before, layer)
+            if fused is not None:
+                links[before] = Link(fused, None)
+                links[layer] = Link(nn.Identity(), links[before])
+                if len(node.users) == 1:
+                    alone.add(layer)
+    return links
+
+
+def _fuse(convolution: Any, norm: Any) -> nn.Module | None:
+    """A convolution that does what it and the layer after it do; None if there is none."""
     transposed = isinstance(convolution, _TRANSPOSED)
     if transposed and convolution.groups > 1:  # its weights are (inputs, outputs / groups, …)
-        return False
-    fused = fuse_conv_bn_eval(convolution, norm, transpose=transposed)
-    for name, module in list(network.named_modules(remove_duplicate=False)):
-        if module is convolution:
-            network.set_submodule(name, fused)
-        elif module is norm:
-            network.set_submodule(name, nn.Identity())
-    return True
+        return None
+    if not isinstance(convolution, _CONVOLUTIONS) or norm.running_mean is None:
+        return None
+    fused: nn.Module = fuse_conv_bn_eval(convolution, norm, transpose=transposed)
+    return fused
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether other code is called with a module, which may read or change its answer."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)  # nothing public
 
 
 def _first_argument(node: fx.Node) -> Any:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from beam_inference.engines.batch_norm_folding import fold_batch_norm
+from beam_inference.engines.onednn import run_by_onednn
 
 CPU = torch.device("cpu")
 
@@ -127,7 +128,8 @@ def test_the_answer_is_the_same_without_the_norms(name, scale):
         expected = network(batch)
         before = copy.deepcopy(network.state_dict())
         simpler = fold_batch_norm(network, (1, 2, 4, 6, 8), CPU)
-        assert norms(simpler) == 0 < norms(network)
+        assert norms(simpler.changed) == 0 < norms(network)
+        simpler.original = None  # which would be run where the other one does not fit
         kept = batch.clone()
         torch.testing.assert_close(simpler(batch), expected, rtol=1e-5, atol=1e-5 * scale)
         assert torch.equal(batch, kept), "an activation overwrote the network's input"
@@ -138,6 +140,64 @@ def grouped_and_transposed():
     return nn.Sequential(nn.ConvTranspose3d(2, 4, 2, groups=2), nn.BatchNorm3d(4), nn.ReLU())
 
 
+def hooked(method):
+    """A layer with a hook, which folding would take away, or call with something else."""
+    network = nn.Sequential(nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2))
+    getattr(network[1], method)(lambda *_: None)
+    return network
+
+
+class Unlike(Types):
+    """A branch that tracing does not see, and that noise does not enter."""
+
+    def __init__(self, branch):
+        super().__init__()
+        self.act = nn.ReLU()
+        self.branch = branch
+
+    def forward(self, x):
+        if isinstance(x, torch.Tensor) and x.max() > 1.5:
+            return self.branch(self, x.mul_(0.5))
+        return self.act(self.norm(self.conv(x)))
+
+
+def both(net, x):
+    y = net.norm(net.conv(x))
+    return net.act(y) + y
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        lambda net, x: net.conv(x),
+        lambda net, x: net.norm(x),
+        lambda net, x: net.act(x) + x,
+        lambda net, x: net.conv(x) + net.norm(net.conv(x)),
+        lambda net, x: net.conv(x)[:, :, 1:],
+        lambda net, x: torch.relu(net.conv(x)),
+        lambda net, x: nn.functional.conv3d(x, net.conv.weight),
+        lambda net, x: net.conv(x) if net.conv(x).shape[0] else x,
+        lambda net, x: net.norm(net.conv(x)),
+        both,
+    ],
+)
+@pytest.mark.parametrize("run", [lambda network: network, run_by_onednn])
+def test_branches_that_nothing_noticed_are_run_by_the_network_itself(branch, run):
+    network = settled(Unlike(branch))
+    batch = torch.rand(2, 2, 4, 6, 8) * 3
+    with torch.inference_mode():
+        expected = network(batch.clone())
+        simpler = run(fold_batch_norm(network, (1, 2, 4, 6, 8), CPU))
+        assert torch.equal(simpler(batch.clone()), expected)
+        torch.testing.assert_close(simpler(batch / 3), network(batch / 3), rtol=1e-5, atol=1e-5)
+
+
+def test_the_weights_that_stay_are_shared():
+    network = settled(nn.Sequential(FOLDED["3-D"](), nn.Conv3d(3, 4, 3)))
+    simpler = fold_batch_norm(network, (1, 2, 4, 6, 8), CPU)
+    assert simpler.changed[1].weight is network[1].weight
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -145,6 +205,8 @@ def grouped_and_transposed():
         Shared,
         Branches,
         Reads,
+        lambda: hooked("register_forward_hook"),
+        lambda: hooked("register_forward_pre_hook"),
         lambda: nn.Sequential(nn.Conv3d(2, 2, 1), nn.ReLU()),
         lambda: nn.BatchNorm3d(2),
     ],
@@ -165,7 +227,7 @@ def test_a_device_without_memory_for_the_trial_is_no_reason_to_compute_otherwise
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    network[0].register_forward_hook(full)
+    network[2].register_forward_hook(full)
     with pytest.raises(torch.OutOfMemoryError):
         fold_batch_norm(network, (1, 2, 4, 6, 8), CPU)
 
