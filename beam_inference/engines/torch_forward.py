@@ -83,7 +83,8 @@ def _refuse_random_numbers(device_type: str) -> Iterator[None]:
         raise ModelContractError(
             "the network draws random numbers, such as a dropout that was exported while training: "
             "its output would be another one each time. Save it in evaluation mode, and without "
-            "random numbers."
+            "random numbers. Layers that are made when it is called for the first time draw their "
+            "weights, too: let its factory make them."
         )
 
 

@@ -177,8 +177,10 @@ def parameters_sha256(module: torch.nn.Module) -> str:
 
 
 def storages_of(module: torch.nn.Module) -> set[int]:
-    """Where the values of a module's parameters and buffers lie: an address for each storage."""
-    tensors = (*module.parameters(), *module.buffers())
+    """Where the values lie that a module's weights replace: an address for each storage."""
+    unsaved = _unsaved_buffers(module).keys()
+    buffers = [each for name, each in module.named_buffers() if name not in unsaved]
+    tensors = (*module.parameters(), *buffers)
     dense = [each for each in tensors if each.layout is torch.strided and not is_lazy(each)]
     return {each.untyped_storage().data_ptr() for each in dense if each.numel()}
 

@@ -210,6 +210,13 @@ def assigned():
 
 def new():
     return Scale()
+
+CONSTANT = torch.zeros(1)
+
+def constant():
+    network = Scale()
+    network.register_buffer("constant", CONSTANT, persistent=False)
+    return network
 """
 
 
@@ -238,9 +245,10 @@ def test_members_that_are_one_object_are_refused(
     assert "shares parameters with an earlier one" in capfd.readouterr().err
 
 
-def test_members_of_one_factory_have_their_own_weights(image, tmp_path):
+@pytest.mark.parametrize("factory", ["new", "constant"])
+def test_members_of_one_factory_have_their_own_weights(image, tmp_path, factory):
     (tmp_path / "network.py").write_text(SHARED)
-    job = job_of_two(tmp_path, image, f"{tmp_path}/network.py:new", [0.1, 0.5])
+    job = job_of_two(tmp_path, image, f"{tmp_path}/network.py:{factory}", [0.1, 0.5])
     assert main(["run", job]) == 0
     found = read_volume(tmp_path / "out")[0]
     np.testing.assert_allclose(found, IMAGE / 255 * 0.3, atol=1e-5)
