@@ -23,6 +23,7 @@ from beam_inference.conversion.hdf5_chunks import (
     absence_notes,
     check_chunk_places,
     check_chunks,
+    check_plain_size,
     chunk_parts,
 )
 from beam_inference.conversion.hdf5_file import (
@@ -32,6 +33,7 @@ from beam_inference.conversion.hdf5_file import (
     open_hdf5,
 )
 from beam_inference.conversion.hdf5_links import check_voxels_are_near, follow_links
+from beam_inference.conversion.hdf5_virtual import VirtualChunks
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
     FREE,
@@ -99,6 +101,7 @@ class Hdf5Source:
         dataset = file[self.dataset]
         bounds = self.info.bounds
         chunks = ChunkIndex(dataset) if dataset.chunks else None
+        virtual = VirtualChunks(open_file, self.path, dataset) if dataset.is_virtual else None
         lock = threading.Lock()
 
         def read(box: BoundingBox) -> Voxels:
@@ -113,8 +116,10 @@ class Hdf5Source:
                 with lock, nullcontext() if remote is None else remote.hold(held):
                     if chunks is not None:
                         check_chunks(dataset, chunks, index)
+                    if virtual is not None:
+                        virtual.check(index)
                     array = dataset[index]
-            except (OSError, ValueError, RuntimeError, PermanentReadError) as error:
+            except (OSError, ValueError, KeyError, RuntimeError, PermanentReadError) as error:
                 raise PermanentReadError(
                     f"cannot read {box} of {self.path}:{self.dataset}: {error}"
                 ) from error
@@ -200,9 +205,9 @@ def _dataset_source(path: StoredFile, name: str) -> Hdf5Source | None:
         if not hasattr(dataset, "shape"):
             return None
         check_shape(f"{path}:{name}", dataset.shape or ())
-        check_voxels_are_near(open_file, path, dataset)
+        notes = check_voxels_are_near(open_file, path, dataset)
         axes = _axes(f"{path}:{name}", dataset)
-        info = _info(f"{path}:{name}", dataset, axes)
+        info = _info(f"{path}:{name}", dataset, axes, notes)
         if isinstance(path, RemoteFile) and not dataset.chunks:
             shape = tuple(map(int, dataset.shape))
             layout = RawLayout(f"V{dataset.dtype.itemsize}", shape, axes, 0)
@@ -214,14 +219,16 @@ def _dataset_source(path: StoredFile, name: str) -> Hdf5Source | None:
         if dataset.size:
             if dataset.chunks:
                 check_chunk_places(f"{path}:{name}", dataset)
+            elif not dataset.is_virtual:
+                check_plain_size(f"{path}:{name}", dataset)
             _check_decodable(f"{path}:{name}", dataset)
     return Hdf5Source(path, name, axes, info)
 
 
-def _info(name: str, dataset: Any, axes: str) -> SourceInfo:
+def _info(name: str, dataset: Any, axes: str, more_notes: tuple[str, ...]) -> SourceInfo:
     extent = dict(zip(axes, map(int, dataset.shape), strict=True))
     placement = _placement(dataset)
-    notes = placement.notes + absence_notes(dataset)
+    notes = placement.notes + absence_notes(dataset) + more_notes
     grain = FREE
     if dataset.chunks:
         chunk = dict(zip(axes, dataset.chunks, strict=True))

@@ -1,4 +1,4 @@
-"""Chunks of an HDF5 dataset that hold fewer bytes than their voxels.
+"""Chunks of an HDF5 dataset that hold fewer bytes than their voxels, or more.
 
 HDF5's library (2.0.0) does not notice that. It takes what lies in memory behind such a chunk for
 the voxels that are missing: bytes of anything that the process holds, or none, and then it crashes.
@@ -87,7 +87,7 @@ class ChunkIndex:
 
 
 def check_chunks(dataset: Any, chunks: ChunkIndex, index: Sequence[slice]) -> None:
-    """Refuse a chunk of a window that unpacks to fewer bytes than its voxels.
+    """Refuse a chunk of a window that unpacks to fewer bytes than its voxels, or more.
 
     Chunks that other filters than deflate, shuffle and Fletcher's checksum have packed are left to
     HDF5.
@@ -108,9 +108,10 @@ def check_chunks(dataset: Any, chunks: ChunkIndex, index: Sequence[slice]) -> No
     for place in _chunk_places(dataset, index):
         stored = chunks.find(place)
         held = None if stored is None else _unpacked_bytes(dataset, place, stored, filters, nbytes)
-        if held is not None and held < nbytes:
+        if held is not None and held != nbytes:
+            found = f"more than {nbytes:,}" if held > nbytes else f"{held:,}"
             raise PermanentReadError(
-                f"its chunk at {place} holds {held:,} bytes, expected {nbytes:,}: the file is "
+                f"its chunk at {place} holds {found} bytes, expected {nbytes:,}: the file is "
                 "damaged. Copy or save it again."
             )
 
@@ -155,6 +156,21 @@ def check_chunk_places(name: str, dataset: Any) -> None:
         )
 
 
+def check_plain_size(name: str, dataset: Any) -> None:
+    """Refuse a dataset without chunks whose file holds fewer bytes for it, or more.
+
+    Raises:
+        VolumeError: it does; ``name`` says whose.
+    """
+    held = dataset.id.get_storage_size()
+    expected = dataset.size * dataset.id.get_type().get_size()
+    if held not in (0, expected):
+        raise VolumeError(
+            f"{name} is stored in {held:,} bytes, and its {dataset.shape} voxels need "
+            f"{expected:,}: the file is damaged. Copy or save it again."
+        )
+
+
 def absence_notes(dataset: Any) -> tuple[str, ...]:
     """A note on voxels of a dataset that are stored nowhere, and read as its fill value."""
     if dataset.is_virtual:
@@ -188,15 +204,23 @@ def _unpacked_bytes(
     place: tuple[int, ...],
     stored: StoredChunk,
     filters: Sequence[int],
-    most: int,
+    expected: int,
 ) -> int:
-    """Bytes that a chunk holds once it is unpacked, up to ``most``."""
+    """Bytes that a chunk holds once it is unpacked, up to a few more than ``expected``."""
     applied = [each for bit, each in enumerate(filters) if not stored.filter_mask >> bit & 1]
-    size = stored.size - _CHECKSUM_BYTES * applied.count(_FLETCHER32)
     if _DEFLATE not in applied:
-        return size
-    _, packed = dataset.id.read_direct_chunk(place)
-    try:
-        return len(zlib.decompressobj().decompress(packed, most))
-    except zlib.error as error:
-        raise OSError(f"the chunk at {place} cannot be unpacked: {error}") from None
+        return stored.size - _CHECKSUM_BYTES * applied.count(_FLETCHER32)
+    _, data = dataset.id.read_direct_chunk(place)
+    for number, each in reversed(list(enumerate(applied))):
+        if each == _FLETCHER32:
+            data = data[:-_CHECKSUM_BYTES]
+        elif each == _DEFLATE:
+            earlier = applied[:number]
+            most = expected + _CHECKSUM_BYTES * len(earlier) + 1
+            if _DEFLATE in earlier:
+                most = 2 * most + _FURTHER_BYTES
+            try:
+                data = zlib.decompressobj().decompress(data, most)
+            except zlib.error as error:
+                raise OSError(f"the chunk at {place} cannot be unpacked: {error}") from None
+    return len(data)

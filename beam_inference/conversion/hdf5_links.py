@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.conversion.hdf5_chunks import absence_notes, check_chunk_places
 from beam_inference.conversion.named_files import file_beside
 from beam_inference.conversion.protocol import import_library
 from beam_inference.conversion.stored_files import StoredFile
@@ -82,7 +83,7 @@ def _next_place(path: StoredFile, file: Any, name: str) -> DatasetPlace | None:
     return DatasetPlace(path, name)
 
 
-def check_voxels_are_near(open_file: OpenFile, path: StoredFile, dataset: Any) -> None:
+def check_voxels_are_near(open_file: OpenFile, path: StoredFile, dataset: Any) -> tuple[str, ...]:
     """Refuse a dataset whose voxels lie outside its file, but for files in its folder.
 
     Args:
@@ -90,9 +91,12 @@ def check_voxels_are_near(open_file: OpenFile, path: StoredFile, dataset: Any) -
         path: path of the file.
         dataset: the dataset, open.
 
+    Returns:
+        Notes on sources of a virtual dataset that hold nothing.
+
     Raises:
         VolumeError: they do, or a file of a virtual dataset is missing, which HDF5 would read as
-            its fill value.
+            its fill value; or a source has chunks that lie nowhere in it.
     """
     if dataset.external:
         raise VolumeError(
@@ -100,9 +104,8 @@ def check_voxels_are_near(open_file: OpenFile, path: StoredFile, dataset: Any) -
             "format, which is not read in its place. Copy them into the file first, with: "
             "h5repack -l CONTI"
         )
-    if not dataset.is_virtual:
-        return
-    for source in dataset.virtual_sources():
+    notes: list[str] = []
+    for source in dataset.virtual_sources() if dataset.is_virtual else ():
         if "%" in source.file_name + source.dset_name:
             raise VolumeError(
                 f"{path}:{dataset.name} is put together from {source.file_name}:"
@@ -140,3 +143,10 @@ def check_voxels_are_near(open_file: OpenFile, path: StoredFile, dataset: Any) -
                     f"{path}:{dataset.name} is put together from {other}:{source.dset_name}, which "
                     "lies in further files. Copy the voxels into one file first."
                 )
+            if part.chunks:
+                check_chunk_places(f"{other}:{source.dset_name}", part)
+            notes += [
+                f"in {other}:{source.dset_name}, which it is put together from, {note}"
+                for note in absence_notes(part)
+            ]
+    return tuple(notes)
