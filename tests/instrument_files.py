@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -209,8 +210,11 @@ def write_dicom(
     *,
     series: int = 1,
     intercept: float | None = None,
+    **further: Any,
 ) -> Path:
     """Write a series of slices (z, y, x) by pydicom, in an order that is not that of their names.
+
+    Further elements are given by their names; those of the array may be replaced.
 
     Spacing and origin are in the order z, y, x.
     """
@@ -247,6 +251,7 @@ def write_dicom(
             data.RescaleSlope = 1
             data.RescaleIntercept = intercept
         data.PixelData = plane.tobytes()
+        data.update(further)
         data.save_as(path, enforce_file_format=True)
     return folder
 

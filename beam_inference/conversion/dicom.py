@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import io
 import math
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from beam_inference.conversion.protocol import (
     number_dtype,
     placement_in_space,
 )
+from beam_inference.conversion.raw_array import scale_values
 from beam_inference.conversion.stored_files import (
     FILES_AT_A_TIME,
     StoredFile,
@@ -48,7 +50,7 @@ from beam_inference.errors import (
     WorkerFault,
 )
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.volumes.block_memory import check_block_memory
 from beam_inference.volumes.kvstores import LOCAL
 from beam_inference.volumes.remote_files import RemoteFile
@@ -67,6 +69,10 @@ _HEADER_BYTES = 2**24
 """Bytes that a file of a slice may have beyond twice its voxels, in an object store."""
 _BEHIND_META = 0x00030000
 """The first tag behind those of the group that says how the others are written."""
+_PIXEL_DATA = (0x7FE0, 0x0010)
+"""Group and number of the element that holds the pixels, unless they are floats."""
+_EXPLICIT_HEAD = 12
+"""Bytes before its content, where they state its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +157,7 @@ class DicomSeries:
                     plane = self._decode(file, stream, self.frames[z][1])[:, y, x]
                     if self.scalings:
                         slope, intercept = self.scalings[z]
-                        plane = plane.astype(np.float32) * np.float32(slope)
-                        plane += np.float32(intercept)
+                        plane = scale_values(plane, slope, intercept)
                     out[:, z - depth.start] = plane
 
             planes = range(depth.start, depth.stop)
@@ -294,7 +299,43 @@ def _read_header(file: StoredFile) -> list[_Slice]:
             )
         stream.seek(0)
         header = pydicom.dcmread(stream, stop_before_pixels=True)
-        return _describe(file, header) if "Rows" in header else []
+        if "Rows" not in header:
+            return []
+        slices = _describe(file, header)
+        _check_pixel_bytes(file, header, _pixel_bytes(header, stream), len(slices))
+        return slices
+
+
+def _pixel_bytes(header: Any, stream: BinaryIO) -> int | None:
+    """Bytes of the pixels, which come next in a file; None where they are packed, or floats."""
+    pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
+    if pydicom.uid.UID(header.file_meta.get("TransferSyntaxUID", "")).is_compressed:
+        return None
+    is_implicit, is_little = header.original_encoding
+    order = "<" if is_little else ">"
+    head = stream.read(_EXPLICIT_HEAD)
+    if head[:4] != struct.pack(f"{order}HH", *_PIXEL_DATA) or len(head) < _EXPLICIT_HEAD:
+        return None
+    length: int = struct.unpack_from(f"{order}I", head, 4 if is_implicit else 8)[0]
+    return length
+
+
+def _check_pixel_bytes(file: StoredFile, header: Any, found: int | None, frames: int) -> None:
+    """Refuse a file that has other bytes of pixels than its header requires, such as a frame more.
+
+    Raises:
+        VolumeError: it has.
+    """
+    samples = int(header.get("SamplesPerPixel", 1))
+    if found is None or (samples > 1 and "42" in str(header.get("PhotometricInterpretation", ""))):
+        return  # in the latter, pixels share colours
+    pixels = frames * int(header.Rows) * int(header.Columns) * samples
+    expected = ceil_div(pixels * int(header.BitsAllocated), 8)
+    if found not in (expected, expected + expected % 2):  # elements have even lengths
+        raise VolumeError(
+            f"{file} has {found:,} bytes of pixels, and its header requires {expected:,}: it is "
+            "damaged, or states fewer frames than it has. Copy or save it again."
+        )
 
 
 def _describe(file: StoredFile, header: Any) -> list[_Slice]:
@@ -311,6 +352,13 @@ def _describe(file: StoredFile, header: Any) -> list[_Slice]:
             "it with its values, such as with dcmconv of DCMTK or with dcm2niix."
         )
     bits = int(header.BitsAllocated)
+    stored_bits = int(header.get("BitsStored", bits))
+    if int(header.get("HighBit", stored_bits - 1)) != stored_bits - 1:
+        raise VolumeError(
+            f"{file} keeps its {stored_bits} bits of a value below bit {int(header.HighBit) + 1} "
+            f"of {bits}, which is not read here. Save it anew, such as with dcmconv of DCMTK or "
+            "with dcm2niix."
+        )
     sign = "i" if header.get("PixelRepresentation", 0) else "u"
     dtype = np.dtype(f"{sign}{bits // 8}") if bits % 8 == 0 else np.dtype(np.uint8)
     series = (
@@ -356,6 +404,8 @@ def _describe_frame(
         position = _step_along(header, position, directions, frame, count, thickness)
     (slope,) = numbers("PixelValueTransformationSequence", "RescaleSlope", 1) or (1.0,)
     (intercept,) = numbers("PixelValueTransformationSequence", "RescaleIntercept", 1) or (0.0,)
+    dose = _numbers(file, (header,), "DoseGridScaling", 1)  # of volumes of dose, in place of these
+    slope *= 1.0 if dose is None else dose[0]
     if slope == 0 or max(abs(slope), abs(intercept)) > _LARGEST_SCALE:
         raise VolumeError(
             f"{file} states the slope {slope:g} and the intercept {intercept:g} of its values, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import zlib
 from functools import lru_cache
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import tensorstore as ts
 
 from beam_inference.conversion.protocol import (
     COLOURS_LOST,
@@ -114,7 +116,7 @@ def read_picture(path: str, box: BoundingBox) -> Voxels:
         _, top, left = box.start
         _, bottom, right = box.stop
         status = Path(path).stat()
-        _check_rows(path, status.st_size, status.st_mtime_ns)
+        _check_complete(path, status.st_size, status.st_mtime_ns)
         with _open(path) as image:
             array = np.asarray(image.crop((left, top, right, bottom)))
     except Exception as error:  # the decoders have errors of their own
@@ -125,15 +127,47 @@ def read_picture(path: str, box: BoundingBox) -> Voxels:
 
 
 @lru_cache(maxsize=10_000)
-def _check_rows(path: str, _size: int, _modified_ns: int) -> None:
-    """Refuse a PNG with fewer rows than its header states: Pillow would leave them black.
+def _check_complete(path: str, _size: int, _modified_ns: int) -> None:
+    """Refuse a picture of which a part is not there: Pillow would leave it black, or grey.
+
+    Raises:
+        ValueError: a part is not there.
+    """
+    with Path(path).open("rb") as file:
+        is_png = file.read(len(PNG_SIGNATURE)) == PNG_SIGNATURE
+    (_check_rows if is_png else _check_jpeg)(Path(path))
+
+
+def _check_jpeg(path: Path) -> None:
+    """Refuse a JPEG of which its decoder says that it is corrupt, which Pillow keeps to itself.
+
+    Raises:
+        ValueError: it says so.
+    """
+    context = ts.Context()
+    memory = ts.KvStore.open({"driver": "memory"}, context=context).result()
+    memory["picture"] = path.read_bytes()
+    spec = {"driver": "jpeg", "kvstore": {"driver": "memory", "path": "picture"}}
+    try:
+        ts.open(spec, context=context, open=True).result()
+    except ValueError as error:  # also of kinds of JPEG that it does not know
+        found = _CORRUPT.search(str(error))
+        if found is not None:
+            raise ValueError(f"it is damaged: {found[0]}. Copy or save it again") from None
+
+
+_CORRUPT = re.compile(r"(Corrupt JPEG data|Premature end)[^\[]*\b")
+"""What libjpeg warns of."""
+
+
+def _check_rows(path: Path) -> None:
+    """Refuse a PNG with fewer rows than its header states.
 
     Raises:
         ValueError: it has fewer.
     """
-    with Path(path).open("rb") as file:
-        if file.read(len(PNG_SIGNATURE)) != PNG_SIGNATURE:
-            return
+    with path.open("rb") as file:
+        file.seek(len(PNG_SIGNATURE))
         expected = 0
         found = 0
         unpacked = zlib.decompressobj()

@@ -242,21 +242,31 @@ class RawSource:
 
 
 def _scale(array: Voxels, scaling: tuple[float, float], name: str) -> Voxels:
-    """The float32 values of stored ones.
+    """The float32 values of stored ones, which are rounded once where these have more digits.
 
     Raises:
         PermanentReadError: one is too large for float32; ``name`` says where.
     """
     slope, intercept = scaling
     with np.errstate(over="ignore"):
-        scaled: Voxels = array.astype(np.float32) * np.float32(slope)
-        scaled += np.float32(intercept)
+        scaled = scale_values(array, slope, intercept)
     if not np.array_equal(np.isfinite(scaled), np.isfinite(array)):
         raise PermanentReadError(
             f"{name} holds values that are too large for float32 once they are multiplied by "
             f"{slope:g}, and {intercept:g} is added, as the header says: save them scaled otherwise"
         )
     return scaled
+
+
+def scale_values(array: Voxels, slope: float, intercept: float) -> Voxels:
+    """Multiply stored values by a slope and add an intercept, as float32.
+
+    Integers and floats of more digits than float32 has are rounded once, in the end.
+    """
+    precision = np.result_type(array.dtype, np.float32).type
+    scaled = array.astype(precision) * precision(slope)
+    scaled += precision(intercept)
+    return np.asarray(scaled, np.float32)
 
 
 def check_not_cut(path: StoredFile, layout: RawLayout) -> None:

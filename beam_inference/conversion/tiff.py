@@ -262,7 +262,7 @@ def _notes(page: Any, tiff: Any, image: Any) -> tuple[str, ...]:
             f"{', '.join(str(level.shape) for level in image.levels[:_MOST_LISTED])}"
         )
         pixel_nm = _pixel_nm(page, tiff)
-        if pixel_nm is not None and _voxel_size(tiff) is None:
+        if pixel_nm is not None and _voxel_size(tiff, tiff.series.index(image)) is None:
             y, x = (f"{size:.6g}" for size in pixel_nm)
             notes.append(
                 f"its pixels are {y} × {x} nm (y, x), and a slide states no thickness: give "
@@ -310,7 +310,7 @@ def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource |
         )
     series = image.levels[scale]
     page = series.keyframe
-    is_contiguous = series.dataoffset is not None
+    is_contiguous = series.dataoffset is not None and _are_in_a_row(series, page)
     _check_one_file(path, tiff, series)
     leading = _leading_axes(path, series, page)
     letters = "".join(axis.letter for axis in leading)
@@ -322,7 +322,7 @@ def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource |
         BoundingBox((0, 0, 0), (extent.get("Z", 1), extent["Y"], extent["X"])),
         extent.get("C", 1),
         number_dtype(page.dtype, str(path)),
-        None if scale else _voxel_size(tiff),
+        None if scale else _voxel_size(tiff, number),
         FREE if is_contiguous else page_grain(page),
         _notes(page, tiff, image),
     )
@@ -341,6 +341,20 @@ def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource |
     except PermanentReadError as error:
         raise VolumeError(str(error)) from None
     return source
+
+
+def _are_in_a_row(series: Any, first: Any) -> bool:
+    """Whether all pages of an image, and all parts of each, follow one another in the file.
+
+    tifffile looks at the parts of the first page only.
+    """
+    for number, each in enumerate(series.pages):
+        if each is not None and each is not first:
+            page = each.aspage()
+            start = int(series.dataoffset) + number * int(first.nbytes)
+            if not page.is_final or int(page.dataoffsets[0]) != start:
+                return False
+    return True
 
 
 def _check_one_file(path: StoredFile, tiff: Any, series: Any) -> None:
@@ -524,7 +538,7 @@ class TiffPages:
         return read
 
     def _page(self, pages: Any, number: int) -> Any:
-        """One of the pages, which must be as the first one is.
+        """One of the pages, with a header of its own, which must be as the first one's is.
 
         Raises:
             PermanentReadError: its header is damaged, or says that it is another kind of page.
@@ -552,7 +566,7 @@ class TiffPages:
                 f"channels, height, width and dtype are {found}, expected {expected}. The file is "
                 "damaged, or holds several images"
             )
-        return page
+        return own
 
     def _page_number(self, z: int, channel: int) -> int:
         """Number of the page of a slice; ``channel`` is 0 where a page holds all channels."""
@@ -725,18 +739,24 @@ def _check_unpacked_size(page: Any, data: bytes) -> None:
         raise ValueError("a strip or tile unpacks to more than its voxels")
 
 
-def _voxel_size(tiff: Any) -> VoxelSizeNm | None:
+def _voxel_size(tiff: Any, number: int) -> VoxelSizeNm | None:
+    """The voxel size of the image of a number, in its finest scale."""
     if tiff.is_ome:
-        return _ome_voxel_size(tiff.ome_metadata)
+        stated = _ome_voxel_sizes(tiff.ome_metadata)
+        if len(stated) == len(tiff.series):
+            return stated[number]
+        return stated[0] if len(set(stated)) == 1 else None
     if tiff.is_imagej:
         return _imagej_voxel_size(tiff.imagej_metadata or {}, tiff.pages[0].tags)
     return None
 
 
-def _ome_voxel_size(text: str) -> VoxelSizeNm | None:
-    pixels = ElementTree.fromstring(text).find(".//{*}Pixels")
-    if pixels is None:
-        return None
+def _ome_voxel_sizes(text: str) -> list[VoxelSizeNm | None]:
+    """The voxel size of each image that OME metadata describe."""
+    return [_ome_voxel_size(each) for each in ElementTree.fromstring(text).iterfind(".//{*}Pixels")]
+
+
+def _ome_voxel_size(pixels: ElementTree.Element) -> VoxelSizeNm | None:
     sizes: list[float] = []
     for axis in "ZYX":
         unit = length_nm(pixels.get(f"PhysicalSize{axis}Unit", "µm"))

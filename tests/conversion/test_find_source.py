@@ -76,6 +76,14 @@ def test_nifti_with_scaled_values_is_what_nibabel_says(tmp_path):
     np.testing.assert_allclose(source.open()(source.info.bounds)[0], expected, rtol=1e-6, atol=1e-4)
 
 
+def test_scaled_integers_of_many_digits_are_rounded_once(tmp_path):
+    """Some keep uint32 as int32, with an intercept: neither is a float32, and their sums are."""
+    array = random_array("uint16").astype(np.int64)
+    stored = (array - 2**31).astype(np.int32)
+    path = write_file(tmp_path / "a.nii", nifti_bytes(stored, (1, 1, 1), slope=1, intercept=2**31))
+    assert_holds(source_of(path), array.astype(np.float32), (1e6, 1e6, 1e6))
+
+
 @pytest.mark.parametrize("encoding", ["raw", "gzip"])
 @pytest.mark.parametrize("endian", ["little", "big"])
 def test_nrrd(tmp_path, encoding, endian):

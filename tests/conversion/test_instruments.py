@@ -187,6 +187,36 @@ class TestDicom:
         assert "its header scales its values: they are read as float32" in source.info.notes
         assert_holds(source, array.astype(np.float32) - 1024, (2e6, 5e5, 5e5))
 
+    def test_scaled_integers_of_many_digits_are_rounded_once(self, tmp_path):
+        array = (np.arange(1, 25).reshape(2, 3, 4) - 2**31).astype(np.int32)
+        write_dicom(tmp_path / "ct", array, intercept=2**31)
+        expected = np.arange(1, 25, dtype=np.float32).reshape(2, 3, 4)
+        assert_holds(source_of(tmp_path / "ct"), expected, (2e6, 5e5, 5e5))
+
+    def test_dose_is_scaled(self, tmp_path):
+        array = random_array("uint16", (2, 3, 4))
+        write_dicom(tmp_path / "rt", array, DoseGridScaling="0.5")
+        assert_holds(source_of(tmp_path / "rt"), array.astype(np.float32) / 2, (2e6, 5e5, 5e5))
+
+    @pytest.mark.parametrize(
+        ("further", "message"),
+        [
+            ({"PixelData": bytes(48)}, "has 48 bytes of pixels, and its header requires 24"),
+            ({"PixelData": bytes(22)}, "has 22 bytes of pixels, and its header requires 24"),
+            ({"BitsStored": 12}, "keeps its 12 bits of a value below bit 16 of 16"),
+        ],
+    )
+    def test_pixels_that_are_not_those_of_the_header(self, tmp_path, further, message):
+        array = random_array("uint16", (2, 3, 4))
+        write_dicom(tmp_path / "ct", array, **further)
+        with pytest.raises(VolumeError, match=message):
+            dicom_series(str(tmp_path / "ct"), None)
+
+    def test_an_odd_number_of_bytes_is_filled_up(self, tmp_path):
+        array = random_array("uint8", (2, 3, 3))
+        write_dicom(tmp_path / "ct", array)
+        assert_holds(source_of(tmp_path / "ct"), array, (2e6, 5e5, 5e5))
+
     def test_several_series_are_chosen_by_number(self, frames, tmp_path):
         for number in (1, 2):
             write_dicom(tmp_path / "ct", frames[0, number - 1], series=number)

@@ -132,6 +132,20 @@ def test_jpeg_slices_are_what_pillow_decodes(tmp_path):
     assert_holds(source_of(folder), expected)
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_slice_of_which_the_end_is_lost(tmp_path, progressive):
+    """It ends as others do, and Pillow would leave the rest grey."""
+    image = random_array("uint8", (40, 30))
+    for name in ("s0.jpg", "s1.jpg"):
+        Image.fromarray(image).save(tmp_path / name, progressive=progressive)
+    source = source_of(tmp_path)
+    source.open()(source.info.bounds)
+    content = (tmp_path / "s1.jpg").read_bytes()
+    (tmp_path / "s1.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9")
+    with pytest.raises(PermanentReadError, match="s1.jpg: it is damaged: (Corrupt|Premature)"):
+        source_of(tmp_path).open()(source.info.bounds)
+
+
 def test_big_endian_tiff_slices(tmp_path):
     array = random_array("uint16", (3, 20, 30))
     for z in range(3):
