@@ -251,7 +251,8 @@ def write_dicom(
             data.RescaleSlope = 1
             data.RescaleIntercept = intercept
         data.PixelData = plane.tobytes()
-        data.update(further)
+        for name, value in further.items():
+            setattr(data, name, value)
         data.save_as(path, enforce_file_format=True)
     return folder
 

@@ -71,6 +71,11 @@ class ChunkIndex:
         self._numbers = np.array(numbers)[order]
         self._stored = np.stack([np.array(starts), np.array(sizes), np.array(masks)], axis=1)[order]
 
+    @property
+    def has_twins(self) -> bool:
+        """Whether two chunks have the same place."""
+        return bool((self._numbers[1:] == self._numbers[:-1]).any())
+
     def find(self, place: Sequence[int]) -> StoredChunk | None:
         """The chunk whose first voxel is at a place; None if the file holds none."""
         number = self._number(place)
@@ -137,7 +142,9 @@ def chunk_parts(dataset: Any, chunks: ChunkIndex, index: Sequence[slice]) -> lis
 
 
 def check_chunk_places(name: str, dataset: Any) -> None:
-    """Refuse a dataset with chunks that lie nowhere in it: they belong where it has none.
+    """Refuse a dataset with chunks that lie nowhere in it, or with two in one place.
+
+    They belong where it has none, and HDF5 looks at the size of one, and reads the other.
 
     Raises:
         VolumeError: there is such a chunk; ``name`` says whose.
@@ -153,6 +160,11 @@ def check_chunk_places(name: str, dataset: Any) -> None:
         raise VolumeError(
             f"{name} has a chunk at {place}, where no chunk of its {dataset.shape} voxels can be: "
             "the file is damaged, and voxels would be missing. Copy or save it again."
+        )
+    if ChunkIndex(dataset).has_twins:
+        raise VolumeError(
+            f"{name} has two chunks in one place: the file is damaged, and voxels would be "
+            "missing. Copy or save it again."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 import zlib
 from functools import lru_cache
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import tensorstore as ts
 
+from beam_inference.conversion.jpeg import check_jpeg
 from beam_inference.conversion.protocol import (
     COLOURS_LOST,
     ORIENTATION,
@@ -135,29 +134,10 @@ def _check_complete(path: str, _size: int, _modified_ns: int) -> None:
     """
     with Path(path).open("rb") as file:
         is_png = file.read(len(PNG_SIGNATURE)) == PNG_SIGNATURE
-    (_check_rows if is_png else _check_jpeg)(Path(path))
-
-
-def _check_jpeg(path: Path) -> None:
-    """Refuse a JPEG of which its decoder says that it is corrupt, which Pillow keeps to itself.
-
-    Raises:
-        ValueError: it says so.
-    """
-    context = ts.Context()
-    memory = ts.KvStore.open({"driver": "memory"}, context=context).result()
-    memory["picture"] = path.read_bytes()
-    spec = {"driver": "jpeg", "kvstore": {"driver": "memory", "path": "picture"}}
-    try:
-        ts.open(spec, context=context, open=True).result()
-    except ValueError as error:  # also of kinds of JPEG that it does not know
-        found = _CORRUPT.search(str(error))
-        if found is not None:
-            raise ValueError(f"it is damaged: {found[0]}. Copy or save it again") from None
-
-
-_CORRUPT = re.compile(r"(Corrupt JPEG data|Premature end)[^\[]*\b")
-"""What libjpeg warns of."""
+    if is_png:
+        _check_rows(Path(path))
+    else:
+        check_jpeg(Path(path).read_bytes())
 
 
 def _check_rows(path: Path) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 
 from beam_inference.config.fields import Json
 from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.jpeg import check_jpeg
 from beam_inference.conversion.picture_headers import stated_extent
 from beam_inference.conversion.protocol import (
     COLOURS_LOST,
@@ -80,6 +81,8 @@ _LOSSES = (
 )
 """Words of tifffile's warnings after which it leaves out pages, or takes other shapes."""
 
+_NOT_PACKED = 1
+_NO_PREDICTOR = 1
 _DEFLATE = frozenset({8, 32946})
 _LZMA = 34925
 _GDAL_TAGS = frozenset({42112, 42113})
@@ -93,6 +96,8 @@ _SMALL_BYTES = 2**28
 
 _MOST_LISTED = 8
 """Images and scales that a message names."""
+
+_BITS_OF_THREE_BYTES = 24
 
 _UNITS_OF_LENGTH = (2, 3)
 """Values of the tag ResolutionUnit: inch and centimetre."""
@@ -310,6 +315,7 @@ def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource |
         )
     series = image.levels[scale]
     page = series.keyframe
+    _check_kind(path, page)
     is_contiguous = series.dataoffset is not None and _are_in_a_row(series, page)
     _check_one_file(path, tiff, series)
     leading = _leading_axes(path, series, page)
@@ -341,6 +347,22 @@ def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource |
     except PermanentReadError as error:
         raise VolumeError(str(error)) from None
     return source
+
+
+def _check_kind(path: StoredFile, page: Any) -> None:
+    """Refuse kinds of pages that are read otherwise than they are meant. Raises VolumeError."""
+    kind = None
+    if int(getattr(page, "tiledepth", 1) or 1) > 1:
+        kind = f"in tiles of {page.tiledepth} slices"
+    elif page.compression == _NOT_PACKED and page.predictor != _NO_PREDICTOR:
+        kind = "as differences of neighbours (a predictor) without being compressed"
+    elif int(page.bitspersample) == _BITS_OF_THREE_BYTES:
+        kind = f"with {_BITS_OF_THREE_BYTES} bits each"
+    if kind is not None:
+        raise VolumeError(
+            f"{path} keeps its values {kind}, which programs read in different ways, and is not "
+            "read here. Save it in another way."
+        )
 
 
 def _are_in_a_row(series: Any, first: Any) -> bool:
@@ -707,11 +729,24 @@ def _segment(page: Any, index: int, data: bytes) -> Voxels:
     if len(data) < int(page.databytecounts[index]):
         raise ValueError("it was cut off")
     _check_unpacked_size(page.keyframe, data)
+    _check_plain_tile(page.keyframe, data)
     tables = {}
     if page.keyframe.compression in _JPEG:
         tables = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
+        shared = page.jpegtables or b""  # a picture of their own, with a beginning and an end
+        check_jpeg(shared[:-2] + data[2:] if shared else data)
     segment: Voxels = page.keyframe.decode(data, index, **tables)[0][0]
     return segment
+
+
+def _check_plain_tile(page: Any, data: bytes) -> None:
+    """Refuse a tile that is not packed and has fewer bytes than a tile. Raises ValueError."""
+    if not page.is_tiled or page.compression != _NOT_PACKED:
+        return
+    values = math.prod(_segment_shape(page))
+    values *= 1 if page.planarconfig == _SEPARATE else int(page.samplesperpixel)
+    if 8 * len(data) < values * int(page.bitspersample):
+        raise ValueError(f"a tile has {len(data)} bytes, fewer than its {values} values need")
 
 
 def _check_unpacked_size(page: Any, data: bytes) -> None:

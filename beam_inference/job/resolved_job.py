@@ -63,6 +63,8 @@ class ResolvedInput(Frozen):
             part of the fingerprint.
         resampling: how the voxels that are read are made of stored ones; None where they are these.
         limits: lowest and highest value of each channel, or of all, before and after resampling.
+        axis_layout: see :attr:`beam_inference.volumes.volume.Volume.axis_layout`; not part of the
+            fingerprint; older records have none.
     """
 
     bounds: BoundingBox
@@ -71,6 +73,7 @@ class ResolvedInput(Frozen):
     block_bytes: int
     resampling: Resampling | None = None
     limits: list[tuple[float, float]] = Field(default_factory=list)
+    axis_layout: list[list[int]] = Field(default_factory=list)
 
 
 class ResolvedMask(Frozen):
@@ -104,6 +107,8 @@ class ResolvedJob(Frozen):
         input_dtype: the input's dtype, as stored.
         input_block_shape: shape of the input's storage blocks, ZYX, in stored voxels; not part of
             the fingerprint.
+        input_axis_layout: see :attr:`beam_inference.volumes.volume.Volume.axis_layout`; not part of
+            the fingerprint; older records have none.
         further_inputs: the volumes whose channels follow those of the input.
         mask_origins: where index zero of the masks' arrays lies, ZYX, by their keys in the job
             file; without those at 0.
@@ -139,6 +144,7 @@ class ResolvedJob(Frozen):
     input_channels: int
     input_dtype: str
     input_block_shape: Zyx
+    input_axis_layout: list[list[int]] = Field(default_factory=list)
     further_inputs: list[ResolvedInput] = Field(default_factory=list)
     mask_origins: dict[str, Zyx] = Field(default_factory=dict)
     masks: dict[str, ResolvedMask] = Field(default_factory=dict)
@@ -168,6 +174,11 @@ class ResolvedJob(Frozen):
     def whole_roi(self) -> BoundingBox:
         """All that the input covers, in the output's voxels: the ROI where a job names none."""
         return self.input_bounds if self.to_output is None else self.to_output.target
+
+    @property
+    def axis_layouts(self) -> list[list[list[int]]]:
+        """How the axes of each input are stored; empty for those of which that is not known."""
+        return [self.input_axis_layout, *(each.axis_layout for each in self.further_inputs)]
 
     @property
     def sum_bounds(self) -> tuple[float, ...]:
@@ -248,6 +259,7 @@ class ResolvedJob(Frozen):
             input_channels=self.input_channels,
             input_dtype=self.input_dtype,
             input_block_shape=self.input_block_shape,
+            input_axis_layout=self.input_axis_layout,
             further_inputs=self.further_inputs,
             mask_origins=self.mask_origins,
             masks=self.masks,

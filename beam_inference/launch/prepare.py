@@ -677,6 +677,7 @@ def _record_input(volume: InputVolume, planned: PlannedJob) -> ResolvedInput:
         block_bytes=int(volume.block_bytes(planned.plan.totals.extremes.input)),
         resampling=volume.resampling,
         limits=list(volume.limits),
+        axis_layout=volume.stored.axis_layout,
     )
 
 
@@ -696,6 +697,7 @@ def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
         to_output=planned.to_output,
         input_dtype=planned.input.values_dtype.name,
         input_block_shape=planned.input.read_shape,
+        input_axis_layout=planned.input.stored.axis_layout,
         further_inputs=[_record_input(each.volume, planned) for each in planned.input.further],
         mask_origins=_mask_origins(planned),
         masks={key: record_mask(mask) for key, mask in planned.masks.items()},

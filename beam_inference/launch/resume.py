@@ -215,6 +215,23 @@ def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
             "Use another output.path, or pass "
             "--overwrite to compute every chunk again."
         )
+    layouts = zip(earlier.axis_layouts, job.axis_layouts, strict=True)
+    if any(before and before != now for before, now in layouts):
+        raise StateError(
+            f"the metadata of an input say now that its axes are stored in another order than when "
+            f"the job of {url} began: its voxels would be exchanged. Restore the metadata, use "
+            "another output.path, or pass --overwrite to compute every chunk again."
+        )
+    for key, mask in job.masks.items():
+        before = earlier.masks.get(key, mask)
+        if before != mask:
+            raise StateError(
+                f"{key} is {mask.bounds} (z, y, x) of {mask.dtype}, {list(mask.per_voxel)} of its "
+                f"voxels per voxel, and was {before.bounds} of {before.dtype}, "
+                f"{list(before.per_voxel)}, when the job of {url} began: it is another volume, or "
+                "lies elsewhere. Put that one back, use another output.path, or pass --overwrite "
+                "to compute every chunk again."
+            )
     theirs = earlier.config.output.path
     ours = job.config.output.path
     if job.config.job.state_path and theirs != ours:  # a state inside its output moves with it

@@ -19,7 +19,7 @@ from beam_inference.config.fields import Json
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import triple
 from beam_inference.volumes.block_headers import header_fault
-from beam_inference.volumes.shard_index import shard_fault
+from beam_inference.volumes.shard_index import most_block_bytes, shard_fault
 from beam_inference.volumes.sharding import Sharding, shard_keys
 
 _MOST_VOXEL_BYTES = 64
@@ -56,7 +56,7 @@ def block_fault(stored: Json, spans: Sequence[tuple[int, int]]) -> str | None:
         return None
     scale = stored.get("scale_metadata", {})
     sharding = Sharding.of(scale) if scale.get("sharding") else None
-    most = _most_bytes(stored)
+    most = _most_bytes(stored) if sharding is None else most_block_bytes(stored)
     for key in _block_keys(stored, spans):
         path = Path(kvstore["path"])
         fault = _file_fault(path, key, sharding, most) or header_fault(path, key, stored)
@@ -99,7 +99,7 @@ def _file_fault(folder: Path, key: str, sharding: Sharding | None, most: int) ->
         if sharding is None and irregular is None and status.st_size > most:
             return f"{path} has {status.st_size:,} bytes, more than a block can have"
         if sharding is not None and irregular is None:
-            fault = shard_fault(path, sharding, status.st_size, status.st_mtime_ns)
+            fault = shard_fault(path, sharding, most, status.st_size, status.st_mtime_ns)
             if fault is not None:
                 return f"{path} {fault}"
     if irregular is None:

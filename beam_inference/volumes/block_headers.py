@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +66,8 @@ def header_fault(folder: Path, key: str, stored: Json) -> str | None:
         start = _N5_HEADER.size + _N5_EXTENT.size * len(metadata["blockSize"])
         fault = _n5_fault(_start_of(path, start), key, metadata)
     most = _most_unpacked(stored)
+    if fault is None and driver == "zarr3":
+        fault = _order_fault([codec["name"] for codec in stored["metadata"]["codecs"]])
     if fault is None and most is not None:
         fault = _blosc_fault(_start_of(path, start + _BLOSC_SIZE.size)[start:], most)
     return None if fault is None else f"{path} {fault}"
@@ -157,6 +159,21 @@ def _most_unpacked(stored: Json) -> int | None:
         if "blosc" in names and set(names[names.index("blosc") + 1 :]) <= {"crc32c", "blosc"}:
             shape = metadata["chunk_grid"]["configuration"]["chunk_shape"]
     return None if shape is None else 2 * math.prod(shape) * itemsize + _FURTHER_BYTES
+
+
+def _order_fault(codecs: Sequence[str]) -> str | None:
+    """What is wrong with the order of codecs by which blocks are packed, if anything is.
+
+    Before it unpacks with Blosc, TensorStore unpacks whatever comes behind that as a whole.
+    """
+    behind = codecs[codecs.index("blosc") + 1 :] if "blosc" in codecs else []
+    others = [each for each in behind if each not in ("crc32c", "blosc")]
+    if not others:
+        return None
+    return (
+        f"is packed by {others[0]} behind blosc, which could take any memory to unpack. Write the "
+        "array with one of them"
+    )
 
 
 def _blosc_fault(header: bytes, most: int) -> str | None:

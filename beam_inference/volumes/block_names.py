@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.volumes.drafts import file_of_draft
-from beam_inference.volumes.shard_index import local_shards, shard_fault
+from beam_inference.volumes.shard_index import local_shards, most_block_bytes, shard_fault
 from beam_inference.volumes.sharding import Sharding
 
 logger = logging.getLogger(__name__)
@@ -36,14 +37,16 @@ _SHARD = re.compile(r"([\da-fA-F]{1,16})\.shard(?:[^/]*)")
 
 BlockOf = Callable[[str], str | None]
 """The path, by the metadata, of the block that a file is, or by its name seems to be meant as; None
-of other files."""
+of other files; :data:`_BEYOND` of files of blocks that lie outside of the volume."""
+
+_BEYOND = ""
 
 
 def check_block_names(name: str, stored: Json, suffixes: Sequence[str] = ()) -> None:
     """Refuse a local volume whose files are not the blocks that its metadata speak of.
 
-    A block may be absent, but not where a file is that seems to be meant as it. A volume without
-    blocks is warned of.
+    A block may be absent, but not where a file is that seems to be meant as it; and none may lie
+    outside of the volume. A volume without blocks is warned of.
 
     Args:
         name: the volume's name in messages.
@@ -51,8 +54,8 @@ def check_block_names(name: str, stored: Json, suffixes: Sequence[str] = ()) -> 
         suffixes: what the names of its blocks may end with, beyond what the metadata imply.
 
     Raises:
-        VolumeError: there are files with names of blocks, and none is a block's; or a file seems to
-            be meant as a block that is absent.
+        VolumeError: there are files with names of blocks, and none is a block's, or one is that of
+            a block outside; or a file seems to be meant as a block that is absent.
     """
     kvstore = stored.get("kvstore")
     if not isinstance(kvstore, dict) or kvstore.get("driver") != "file":
@@ -62,7 +65,7 @@ def check_block_names(name: str, stored: Json, suffixes: Sequence[str] = ()) -> 
     if driver == "neuroglancer_precomputed":
         metadata = stored["scale_metadata"]
         folder /= metadata["key"]
-        _check_shards(name, folder, metadata)
+        _check_shards(name, folder, stored)
     elif driver in _GRIDS:
         metadata = stored["metadata"]
     else:
@@ -98,37 +101,67 @@ def _names_of(driver: str, metadata: Json) -> BlockOf:
     return _shard_names(metadata) if metadata.get("sharding") else _precomputed_names(metadata)
 
 
-def _check_files(name: str, folder: Path, block_of: BlockOf, suffixes: Sequence[str]) -> None:
-    has_blocks = False
+@dataclass
+class _Found:
+    """What the files of a volume are.
+
+    Attributes:
+        has_blocks: whether one is a block.
+        other: one whose name some format or other gives to blocks.
+        stray: one that seems to be meant as a block which is absent, and that block.
+        beyond: one that is a block outside of the volume.
+    """
+
+    has_blocks: bool = False
     other: str | None = None
     stray: tuple[str, str] | None = None
+    beyond: str | None = None
+
+
+def _look_at_files(folder: Path, block_of: BlockOf, suffixes: Sequence[str]) -> _Found:
+    found = _Found()
     for file in _files_below(folder):
         block = block_of(file)
-        paths = [] if block is None else [f"{block}{suffix}" for suffix in ("", *suffixes)]
+        paths = [f"{block}{suffix}" for suffix in ("", *suffixes)] if block else []
         if file in paths:
-            has_blocks = True
+            found.has_blocks = True
+        elif block == _BEYOND:
+            found.beyond = file
         elif block is not None:
-            if stray is None and not any(os.path.lexists(folder / path) for path in paths):
-                stray = (file, block)
-        elif other is None and _is_like_block(file, suffixes):
-            other = file
-    if has_blocks and stray is not None:
+            if found.stray is None and not any(os.path.lexists(folder / path) for path in paths):
+                found.stray = (file, block)
+        elif found.other is None and _is_like_block(file, suffixes):
+            found.other = file
+    return found
+
+
+def _check_files(name: str, folder: Path, block_of: BlockOf, suffixes: Sequence[str]) -> None:
+    found = _look_at_files(folder, block_of, suffixes)
+    if found.has_blocks and found.stray is not None:
+        file, block = found.stray
         raise VolumeError(
-            f"{name} holds the file {stray[0]}, which seems to be meant as the block {stray[1]}, "
-            "and there is none of that name: its voxels would read as the fill value. Was it "
-            "copied completely? Give it that name, or remove it if the block is to be absent; or "
-            "mend the metadata, if what they state is not what was written."
+            f"{name} holds the file {file}, which seems to be meant as the block {block}, and "
+            "there is none of that name: its voxels would read as the fill value. Was it copied "
+            "completely? Give it that name, or remove it if the block is to be absent; or mend the "
+            "metadata, if what they state is not what was written."
         )
-    if not has_blocks and (other is not None or stray is not None):
-        example = other if stray is None else stray[0]
+    if found.has_blocks and found.beyond is not None:
+        raise VolumeError(
+            f"{name} holds the file {found.beyond}, a block that by the metadata lies outside of "
+            "the volume: the extents that they state, of the volume or of its blocks, are not "
+            "those that were written. Mend the metadata, or remove the file."
+        )
+    if found.has_blocks:
+        return
+    example = found.beyond or found.other if found.stray is None else found.stray[0]
+    if example is not None:
         raise VolumeError(
             f"{name} holds files of blocks, such as {example}, and none has a name that its "
             "metadata imply: every voxel would read as the fill value. The extents of blocks, the "
             "offset, the separator or the shards that the metadata state are not those that were "
             "written."
         )
-    if not has_blocks:
-        logger.warning("%s has no blocks: every voxel of it reads as the fill value", name)
+    logger.warning("%s has no blocks: every voxel of it reads as the fill value", name)
 
 
 def _is_like_block(file: str, suffixes: Sequence[str]) -> bool:
@@ -137,12 +170,13 @@ def _is_like_block(file: str, suffixes: Sequence[str]) -> bool:
     return _LIKE_BLOCKS.fullmatch(file.removesuffix(suffix)) is not None
 
 
-def _check_shards(name: str, folder: Path, scale: Json) -> None:
+def _check_shards(name: str, folder: Path, stored: Json) -> None:
     """Refuse a volume whose shards were written by other metadata, by those that come first.
 
     Raises:
         VolumeError: a shard lists what it cannot list, or its name is none of the volume's.
     """
+    scale = stored["scale_metadata"]
     if not scale.get("sharding") or not folder.is_dir():
         return
     sharding = Sharding.of(scale)
@@ -151,7 +185,8 @@ def _check_shards(name: str, folder: Path, scale: Json) -> None:
         if not is_named or (number >= _MOST_SHARDS and int(path.stem, 16) < sharding.shards):
             continue
         status = path.stat()
-        fault = shard_fault(path, sharding, status.st_size, status.st_mtime_ns)
+        most = most_block_bytes(stored)
+        fault = shard_fault(path, sharding, most, status.st_size, status.st_mtime_ns)
         if fault is not None:
             raise VolumeError(
                 f"{name}: {path.name} {fault}. Its blocks would read as zeros: mend the metadata, "
@@ -173,7 +208,7 @@ def _entries_below(folder: str, prefix: str) -> Iterator[str | None]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.startswith((".", "_")):
+                if entry.name.startswith((".", "_")) and not entry.name[1:2].isdecimal():
                     yield None
                 elif entry.is_dir():
                     yield None
@@ -210,14 +245,18 @@ def _grid_names(
     prefix: str, separator: str, shape: Sequence[int], chunk_shape: Sequence[int]
 ) -> BlockOf:
     counts = [ceil_div(n, chunk) for n, chunk in zip(shape, chunk_shape, strict=True)]
-    positions = re.compile(r"(?:c[./])?(\d{1,19}(?:[./]\d{1,19})*)(?:[^\d/][^/]*)?")
+    # A name with a dot before it is that of a file that rsync has not copied to its end.
+    positions = re.compile(r"\.?(?:c[./])?(\d{1,19}(?:[./]\d{1,19}|[-_]\d{1,19})*)(?:[^\d/][^/]*)?")
 
     def block_of(path: str) -> str | None:
         found = positions.fullmatch(path)
-        numbers = [] if found is None else [int(part) for part in re.split("[./]", found[1])]
-        if len(numbers) != len(counts) or not all(map(int.__lt__, numbers, counts)):
+        numbers = [] if found is None else [int(part) for part in re.split("[./_-]", found[1])]
+        if len(numbers) != len(counts):
             return None
-        return prefix + separator.join(map(str, numbers))
+        name = prefix + separator.join(map(str, numbers))
+        if all(map(int.__lt__, numbers, counts)):
+            return name
+        return _BEYOND if path == name else None
 
     return block_of
 
@@ -247,7 +286,7 @@ def _precomputed_names(scale: Json) -> BlockOf:
         parts = []
         for start, (offset, size, chunk) in zip(starts, axes, strict=True):
             if not offset <= start < offset + size:
-                return None
+                return _BEYOND
             begin = start - (start - offset) % chunk
             parts.append(f"{begin}-{min(begin + chunk, offset + size)}")
         return "_".join(parts)

@@ -177,6 +177,11 @@ class PackedVolume(Volume):
         """Nothing: a block is looked at when it is unpacked."""
 
     @property
+    def axis_layout(self) -> list[list[int]]:
+        """As if nothing were packed."""
+        return self._as_stored.axis_layout
+
+    @property
     def encoding(self) -> str | None:
         """Encoding of blocks, once they are unpacked."""
         return self._as_stored.encoding

@@ -12,6 +12,7 @@ format.)
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -21,6 +22,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.config.fields import Json
 from beam_inference.volumes.sharding import Sharding
 
 _ENTRY_BYTES = 16
@@ -32,25 +34,45 @@ _BLOCK_BYTES = 24
 _MOST_BYTES = 3 * 2**23
 """Bytes of an index, or of a list, that are looked at: a million blocks and more."""
 
+_FURTHER_BYTES = 2**16
+"""Bytes that the encoding of a block may add to its voxels."""
+
 _GZIP = 16 + zlib.MAX_WBITS
 
 
+def most_block_bytes(stored: Json) -> int:
+    """Bytes that a block may have in a shard, whether or not gzip packs it.
+
+    gzip unpacks a byte to 1032 at most, so that this bounds the memory, too, that a block takes.
+
+    Args:
+        stored: TensorStore's spec of a precomputed volume.
+    """
+    channels: int = stored["multiscale_metadata"]["num_channels"]
+    voxels: int = math.prod(stored["scale_metadata"]["chunk_size"])
+    itemsize = np.dtype(stored["dtype"]).itemsize
+    return 2 * voxels * channels * int(itemsize) + _FURTHER_BYTES
+
+
 @lru_cache(maxsize=10_000)
-def shard_fault(path: Path, sharding: Sharding, size: int, _modified_ns: int) -> str | None:
+def shard_fault(
+    path: Path, sharding: Sharding, most: int, size: int, _modified_ns: int
+) -> str | None:
     """What is wrong with the lists of a local shard; None if nothing is.
 
     Args:
         path: the file, ``NUMBER.shard``, with the number in hexadecimal.
         sharding: as the metadata state it.
+        most: bytes that a block of it may have, see :func:`most_block_bytes`.
         size: bytes of the file.
 
     Returns:
         The end of a sentence that begins with the file.
     """
-    return next(_find_faults(path, sharding, size), None)
+    return next(_find_faults(path, sharding, most, size), None)
 
 
-def _find_faults(path: Path, sharding: Sharding, size: int) -> Iterator[str]:
+def _find_faults(path: Path, sharding: Sharding, most: int, size: int) -> Iterator[str]:
     """What is wrong; nothing of lists that TensorStore cannot read, which it says itself."""
     number = int(path.name.partition(".")[0], 16)
     first = _ENTRY_BYTES * sharding.minishards
@@ -74,6 +96,9 @@ def _find_faults(path: Path, sharding: Sharding, size: int) -> Iterator[str]:
                 yield "is a shard that lists more blocks in one place than its metadata have there"
             steps, gaps, lengths = np.frombuffer(content, "<u8").reshape(3, -1)
             numbers = np.cumsum(steps, dtype=np.uint64)
+            longest = int(lengths.max(initial=0))
+            if longest > most:
+                yield f"is a shard with a block of {longest:,} bytes, more than {most:,}"
             yield from _faults_of_numbers(numbers, number, minishard, sharding)
             stops = np.cumsum(gaps + lengths, dtype=np.uint64).astype(np.int64)
             extents += [

@@ -136,6 +136,20 @@ class Volume:
         return self.dtype
 
     @property
+    def axis_layout(self) -> list[list[int]]:
+        """Which axes of the stored array these are, and in which order its blocks hold them.
+
+        An array of equal extents reads as one whose axes are exchanged if its metadata change in
+        this alone. A list for each level of the view, and one of the axes, slowest first.
+        """
+        axes = [
+            [-1 if each.input_dimension is None else each.input_dimension for each in level.output]
+            for level in self.view.transforms
+        ]
+        inner = self.store.chunk_layout.inner_order
+        return [*axes, [] if inner is None else list(map(int, inner))]
+
+    @property
     def encoding(self) -> str | None:
         """Encoding of blocks, where the format has a choice; else None."""
         codec = self.store.codec

@@ -204,11 +204,22 @@ def _check_input(volume: InputVolume, job: ResolvedJob) -> None:
     """Refuse inputs that are not those that the job began with."""
     first = (job.input_bounds, job.resampling, job.input_channels, job.input_dtype)
     _check_volume(volume, volume.bounds, first)
+    _check_axes(volume, job.input_axis_layout)
     if volume.mask is not None:
         check_mask("input.mask", volume.mask, job)
     for each, known in zip(volume.further, job.further_inputs, strict=True):
         further = (known.bounds, known.resampling, known.channels, known.dtype)
         _check_volume(each.volume, each.volume.stored.bounds, further)
+        _check_axes(each.volume, known.axis_layout)
+
+
+def _check_axes(volume: InputVolume, known: list[list[int]]) -> None:
+    """Refuse an input whose metadata say that its axes are stored in another order by now."""
+    if known and volume.stored.axis_layout != known:
+        raise WorkerFault(
+            f"the metadata of the input {volume.url} say now that its axes are stored in another "
+            "order than at launch: its voxels would be exchanged. Restore the metadata"
+        )
 
 
 def _check_volume(

@@ -1,5 +1,6 @@
 """Test that chunks behind virtual datasets of HDF5 are looked at before HDF5 reads them."""
 
+import struct
 import zlib
 from itertools import product
 
@@ -159,6 +160,21 @@ def test_chunks_of_other_sizes_are_refused_through_whatever_filters(name, tmp_pa
     write_filtered(path, filters, content)
     with pytest.raises(PermanentReadError, match=r"its chunk at \(4, 6, 5\) holds"):
         hdf5_source(str(path), "s").open()(everything)
+
+
+def test_two_chunks_in_one_place_are_refused(tmp_path):
+    """HDF5 looks at the size of one, and reads the other."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        dataset = file.create_dataset("x", (4, 4, 8), "u1", chunks=(4, 4, 4))
+        dataset[...] = 7
+        dataset.id.write_direct_chunk((0, 0, 4), b"x" * 16)
+    content = path.read_bytes()
+    keys = [struct.pack("<2I4Q", 16, 0, 0, 0, x, 0) for x in (4, 0)]
+    assert content.count(keys[0]) == 1
+    path.write_bytes(content.replace(*keys))
+    with pytest.raises(VolumeError, match="has two chunks in one place"):
+        hdf5_source(str(path), "x")
 
 
 def test_other_bytes_than_a_plain_dataset_needs_are_refused(tmp_path):

@@ -1,10 +1,13 @@
 """Test TIFF files whose pages are laid out, or described, otherwise than the first one."""
 
+import struct
+
 import numpy as np
 import pytest
 import tifffile
 
 from beam_inference.conversion.tiff import tiff_source
+from beam_inference.errors import PermanentReadError, VolumeError
 
 IMAGE = np.arange(3 * 40 * 50, dtype="u2").reshape(3, 40, 50)
 
@@ -77,3 +80,86 @@ def test_voxel_sizes_of_which_nobody_knows_whose_they_are_are_none(tmp_path):
     with tifffile.TiffFile(path) as tiff:
         assert len(tiff.series) == 1
     assert tiff_source(str(path), None).info.voxel_size_nm is None
+
+
+def write_imagej_apart(path, gap):
+    """Pages of an ImageJ file, whose voxels lie a gap apart, before all other headers."""
+    size = IMAGE[0].nbytes
+    text = b"ImageJ=1.11a\nimages=3\nslices=3\n\0"
+    first = 8 + len(text)
+    places = [first + number * (size + gap) for number in range(3)]
+    headers = places[-1] + size
+    content = bytearray(struct.pack("<2sHI", b"II", 42, headers) + text)
+    for page in IMAGE:
+        content += page.astype("<u2").tobytes() + b"\xaa" * gap
+    content = content[: len(content) - gap]
+    for number in range(3):
+        tags = {256: 50, 257: 40, 258: 16, 259: 1, 262: 1, 273: places[number], 277: 1, 278: 40}
+        tags[279] = size
+        entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()]
+        if number == 0:
+            entries.insert(5, struct.pack("<HHII", 270, 2, len(text), 8))
+        behind = len(content) + 2 + 12 * len(entries) + 4
+        following = 0 if number == 2 else behind
+        content += struct.pack("<H", len(entries)) + b"".join(entries)
+        content += struct.pack("<I", following)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("gap", [0, 64])
+def test_pages_of_imagej_that_lie_apart(tmp_path, gap):
+    """tifffile takes them for one array, which begins with the first one."""
+    path = tmp_path / "a.tif"
+    write_imagej_apart(path, gap)
+    source = tiff_source(str(path), None)
+    np.testing.assert_array_equal(source.open()(source.info.bounds)[0], IMAGE)
+
+
+def test_tiles_of_several_slices_are_refused(tmp_path):
+    options = {"volumetric": True, "tile": (16, 16, 16)}
+    tifffile.imwrite(tmp_path / "a.tif", IMAGE, photometric="minisblack", **options)
+    with pytest.raises(VolumeError, match="in tiles of 16 slices"):
+        tiff_source(str(tmp_path / "a.tif"), None)
+
+
+def test_a_predictor_without_compression_is_refused(tmp_path):
+    """Some programs apply it then, others do not."""
+    path = tmp_path / "a.tif"
+    options = {"compression": "zlib", "predictor": True}
+    tifffile.imwrite(path, IMAGE, photometric="minisblack", **options)
+    with tifffile.TiffFile(path, mode="r+b") as tiff:
+        tiff.pages[0].tags["Compression"].overwrite(1)
+    with pytest.raises(VolumeError, match="as differences of neighbours"):
+        tiff_source(str(path), None)
+
+
+def shorten(path, number, part, tag):
+    """State fewer bytes for the last segment of a page."""
+    with tifffile.TiffFile(path, mode="r+b") as tiff:
+        page = tiff.pages[number].aspage()
+        counts = list(page.databytecounts)
+        counts[-1] = int(counts[-1] * part)
+        page.tags[tag].overwrite(tuple(counts))
+
+
+def test_a_tile_at_the_border_that_is_too_short(tmp_path):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, IMAGE[:, :32, :24].copy(), photometric="minisblack", tile=(16, 16))
+    shorten(path, 0, 0.5, "TileByteCounts")
+    source = tiff_source(str(path), None)
+    with pytest.raises(PermanentReadError, match="fewer than its 256 values need"):
+        source.open()(source.info.bounds)
+
+
+@pytest.mark.parametrize("part", [0.5, 0.9])
+def test_a_strip_of_jpeg_that_was_cut_off(tmp_path, part):
+    pytest.importorskip("imagecodecs")
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, 255, (2, 48, 64), np.uint8)
+    tifffile.imwrite(path, image, photometric="minisblack", compression="jpeg", rowsperstrip=16)
+    source = tiff_source(str(path), None)
+    source.open()(source.info.bounds)
+    shorten(path, 1, part, "StripByteCounts")
+    source = tiff_source(str(path), None)
+    with pytest.raises(PermanentReadError, match="it is damaged: (Corrupt|Premature)"):
+        source.open()(source.info.bounds)

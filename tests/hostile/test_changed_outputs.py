@@ -140,6 +140,6 @@ def test_an_output_that_is_another_one_by_now(
     if output == "out" and not apart:  # the state went with it
         expected = "nothing to|another job|not belong|belongs"
     else:
-        expected = "does not name this job any more|belongs to another job"
+        expected = "does not name this job with its state|belongs to another job"
     for command in (["status", job], ["verify", job]):
         assert re.search(expected, refused(command))

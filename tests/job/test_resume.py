@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import OF_RANGE, TOYS, job_values, read_volume, toy, truncated, write_job
+from helpers import OF_RANGE, TOYS, job_values, read_volume, toy, truncated, write_job, write_volume
 
 from beam_inference.cli.main import main
 from beam_inference.config.storage import Storage
@@ -207,6 +207,64 @@ def test_the_same_job_may_write_an_output_with_another_state(job, capsys):
     assert main(["run", job(job={"state_path": "one"})]) == 0
     assert main(["run", job(job={"state_path": "two"})]) == 0
     assert "(18 by this launch)" in capsys.readouterr().out
+
+
+@pytest.fixture
+def cubic_job(tmp_path):
+    """A job over a cubic zarr array, whose metadata may turn its axes without a trace."""
+    array = np.random.default_rng(1).integers(1, 250, (24, 24, 24), np.uint8)
+    for name in ("in", "further"):
+        write_volume(tmp_path / name, array, block_shape=(8, 8, 8), format="zarr2")
+    values = job_values(
+        tmp_path / "in", tmp_path / "out", model={"input_channels": 2, "output_channels": 2}
+    )
+    values["inputs"] = [{"path": str(tmp_path / "further")}]
+    values["inference"]["chunk_shape"] = [16, 16, 16]
+    return str(write_job(tmp_path / "job.yaml", values))
+
+
+def turn_axes(folder):
+    file = folder / ".zattrs"
+    values = json.loads(file.read_text())
+    values["_ARRAY_DIMENSIONS"] = values["_ARRAY_DIMENSIONS"][::-1]
+    file.write_text(json.dumps(values))
+
+
+def turn_blocks(folder):
+    file = folder / ".zarray"
+    values = json.loads(file.read_text())
+    values["order"] = {"C": "F", "F": "C"}[values["order"]]
+    file.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("change", [turn_axes, turn_blocks])
+@pytest.mark.parametrize("folder", ["in", "further"])
+def test_an_input_whose_axes_are_exchanged_is_another_one(
+    cubic_job, tmp_path, capsys, change, folder
+):
+    assert main(["run", cubic_job, "--chunks", "0-3"]) == 0
+    change(tmp_path / folder)
+    assert main(["run", cubic_job]) == 2
+    assert "axes are stored in another order" in capsys.readouterr().err
+    change(tmp_path / folder)
+    assert main(["run", cubic_job]) == 0
+
+
+def test_a_mask_that_lies_elsewhere_is_another_one(job, tmp_path, capsys):
+    """Its voxel size says where its voxels are, and is stated beside them."""
+    size = {"voxel_size_nm": (20, 20, 20)}
+    write_volume(tmp_path / "mask", np.ones((20, 40, 40), np.uint8), format="zarr2", **size)
+    path = job(mask={"path": str(tmp_path / "mask")}, output={"voxel_size_nm": [10, 10, 10]})
+    assert main(["run", path, "--chunks", "0-3"]) == 0
+    info = tmp_path / "mask" / ".zattrs"
+    content = info.read_text()
+    info.write_text(content.replace("20 nm", "40 nm"))
+    assert info.read_text() != content
+    assert main(["run", path]) == 2
+    assert "mask is" in (error := capsys.readouterr().err)
+    assert "when the job of" in error
+    info.write_text(content)
+    assert main(["run", path]) == 0
 
 
 @pytest.mark.parametrize(("command", "verified"), [(["prepare", "--shards=2"], 1), (["run"], 0)])

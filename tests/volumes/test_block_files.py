@@ -299,7 +299,8 @@ def test_codecs_before_blosc_and_fields_are_read(tmp_path):
         "name": "blosc",
         "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "noshuffle"},
     }
-    for number, codecs in enumerate((["crc32c", blosc], [blosc, "crc32c"], [blosc, blosc])):
+    packed = [blosc, {"name": "gzip", "configuration": {"level": 1}}]
+    for number, codecs in enumerate((["crc32c", blosc], [blosc, "crc32c"], [blosc, blosc], packed)):
         named = [codec if isinstance(codec, dict) else {"name": codec} for codec in codecs]
         folder = tmp_path / f"{number}"
         metadata = {"shape": [8, 8, 8], "data_type": "uint16", "chunk_grid": regular}
@@ -308,7 +309,11 @@ def test_codecs_before_blosc_and_fields_are_read(tmp_path):
         array = np.arange(512, dtype=np.uint16).reshape(8, 8, 8)
         ts.open(spec, create=True).result()[...] = array
         volume = open_volume(f"file://{folder}")
-        np.testing.assert_array_equal(volume.read(volume.bounds)[0], array)
+        if codecs is packed:
+            with pytest.raises(PermanentReadError, match="is packed by gzip behind blosc"):
+                volume.read(volume.bounds)
+        else:
+            np.testing.assert_array_equal(volume.read(volume.bounds)[0], array)
     spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/fields/", "field": "a"}
     metadata = {"shape": [8, 8, 8], "chunks": [8, 8, 8]}
     metadata["dtype"] = [["a", "<u2"], ["b", "<f8", [4, 4]]]

@@ -221,3 +221,43 @@ def test_a_hashed_shard_that_is_no_file_is_noticed(tmp_path):
             volume.read(volume.bounds)
         if shard.is_symlink():
             shard.unlink()
+
+
+def of_array(**keys: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda metadata: metadata.update(keys)
+
+
+def of_grid(*extents: int) -> Callable[[dict[str, Any]], object]:
+    return lambda metadata: metadata["chunk_grid"]["configuration"].update(chunk_shape=extents)
+
+
+@pytest.mark.parametrize(
+    ("format", "change"),
+    [
+        ("precomputed", of_scale(size=[16, 24, 24])),
+        ("zarr2", of_array(shape=[24, 8, 24])),
+        ("zarr2", of_array(chunks=[4, 16, 8])),
+        ("zarr3", of_array(shape=[24, 24, 16])),
+        ("zarr3", of_grid(16, 4, 8)),
+        ("n5", of_array(dimensions=[24, 24, 8])),
+        ("n5", of_array(blockSize=[4, 16, 8])),
+    ],
+)
+def test_blocks_outside_of_the_volume_are_refused(volume, format, change):
+    """Others fit, by their names, and by their sizes: voxels would be lost, or exchanged."""
+    message = "a block that by the metadata lies outside|holds files of blocks"
+    with pytest.raises(VolumeError, match=message):
+        open_volume(str(volume(format, change)))
+
+
+@pytest.mark.parametrize("name", ["0-0-1", "0_0_1", ".0.0.1.a8Dk2d", ".0.0.1"])
+def test_an_absent_block_is_found_under_other_names(tmp_path, name):
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/em/"}
+    ts.open(spec | {"dtype": "uint16"}, create=True, shape=(24, 24, 24)).result()
+    metadata = json.loads((tmp_path / "em" / ".zarray").read_text())
+    (tmp_path / "em" / ".zarray").write_text(json.dumps(metadata | {"chunks": [8, 8, 8]}))
+    ts.open(spec).result().write(ARRAY).result()
+    open_volume(f"{tmp_path}/em")
+    (tmp_path / "em" / "0.0.1").rename(tmp_path / "em" / name)
+    with pytest.raises(VolumeError, match=r"seems to be meant as the block 0\.0\.1"):
+        open_volume(f"{tmp_path}/em")

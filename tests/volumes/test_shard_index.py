@@ -131,6 +131,16 @@ def test_a_list_that_unpacks_to_anything_is_not_unpacked_further(tmp_path):
         read(tmp_path)
 
 
+def test_a_block_that_would_unpack_to_anything_is_not_unpacked(tmp_path):
+    write(tmp_path, minishard_index_encoding="raw")
+    shard = tmp_path / "s0" / "0.shard"
+    bomb = gzip.compress(bytes(2**28))
+    listed = struct.pack("<3Q", 0, 0, len(bomb))
+    shard.write_bytes(struct.pack("<4Q", len(bomb), len(bomb) + 24, 0, 0) + bomb + listed)
+    with pytest.raises(VolumeError, match="is a shard with a block of 260,.* more than 67,584"):
+        read(tmp_path)
+
+
 @given(
     blocks=st.tuples(*[st.integers(1, 9)] * 3),
     bits=st.tuples(*[st.integers(0, 3)] * 3),
