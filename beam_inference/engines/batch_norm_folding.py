@@ -83,16 +83,17 @@ def _difference(network: nn.Module, simpler: nn.Module, batch: torch.Tensor) -> 
     )
     with torch.inference_mode(), exactly:
         try:
-            theirs = run_by_onednn(network)(batch.clone())
-            ours = run_by_onednn(simpler)(batch)
+            # Labels and truth values, too, are numbers to whoever writes them.
+            theirs = run_by_onednn(network)(batch.clone()).float()
+            ours = run_by_onednn(simpler)(batch).float()
+            distance = float((ours - theirs).square().mean().sqrt())
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        # of the network itself, for which the contract's check, which comes next, has the words; or
-        # of the copy, as of code that reads more of a layer than its answer
+        # of the network itself, for which the contract's check, which comes next, has the words, as
+        # where it answers no tensor; or of the copy, whose layers code reads otherwise
         except (Exception, ReadElsewhere) as error:
             logger.info("BatchNorm is not folded: the network fails: %r", error)
             return None
-        distance = float((ours - theirs).square().mean().sqrt())
         return distance / max(1.0, float(theirs.abs().max()))
 
 
@@ -142,14 +143,15 @@ def _link_layers(graph: fx.Graph, modules: Json) -> dict[nn.Module, Link]:
         if type(layer) in _CONVOLUTIONS and len(node.users) == 1:
             alone.add(layer)
         elif before in alone and type(layer) in _ACTIVATIONS:
-            layer.inplace = True
-            link = links.setdefault(before, Link(before, None))
-            links[layer] = Link(layer, link)
+            overwriting = copy.copy(layer)  # not the layer itself, which other code may hold
+            overwriting.inplace = True
+            link = links.setdefault(before, Link(before, before, None))
+            links[layer] = Link(layer, overwriting, link)
         elif before in alone and type(layer) in _NORMS:
             fused = _fuse(before, layer)
             if fused is not None:
-                links[before] = Link(fused, None)
-                links[layer] = Link(nn.Identity(), links[before])
+                links[before] = Link(before, fused, None)
+                links[layer] = Link(layer, nn.Identity(), links[before])
                 if len(node.users) == 1:
                     alone.add(layer)
     return links

@@ -39,17 +39,28 @@ class Link(nn.Module):
     """A layer in a chain of layers, each of which reads the one before it.
 
     Args:
+        replaced: the layer as it was; it is not run, but code may look for it among modules.
         layer: the layer, as it is in the changed network.
         before: the link that it reads; None for the first.
     """
 
-    def __init__(self, layer: nn.Module, before: Link | None) -> None:
+    def __init__(self, replaced: nn.Module, layer: nn.Module, before: Link | None) -> None:
         super().__init__()
+        self.replaced = replaced
         self.layer = layer
         self._is_first = before is None
         self._readers: tuple[Link, ...] = ()  # a module of its own would become part of this one
         if before is not None:
             before._readers = (self,)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a layer would have; code that asks whether it is there is told the wrong thing."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):  # Python's own questions, such as how to copy it
+                raise
+            raise ReadElsewhere from None
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Run the layer. Raises ReadElsewhere where it does not follow that before it."""
@@ -84,7 +95,7 @@ class LinkedNetwork(nn.Module):
         kept = batch.clone()  # a network may overwrite its input
         try:
             result = self.changed(batch)
-        except (ReadElsewhere, AttributeError):  # the latter of code that reads a layer's weights
+        except ReadElsewhere:
             return self.original(kept)
         if any(isinstance(each, _HandedOn) for each in tree_leaves(result)):
             return self.original(kept)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from beam_inference.engines.batch_norm_folding import fold_batch_norm
+from beam_inference.engines.linked_layers import Link
 from beam_inference.engines.onednn import run_by_onednn
 
 CPU = torch.device("cpu")
@@ -26,6 +27,11 @@ def settled(network):
 
 def norms(network):
     return sum(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in network.modules())
+
+
+def folded_norms(network):
+    links = [each for each in network.changed.modules() if isinstance(each, Link)]
+    return sum(isinstance(each.layer, nn.Identity) for each in links)
 
 
 class Skip(nn.Module):
@@ -128,7 +134,7 @@ def test_the_answer_is_the_same_without_the_norms(name, scale):
         expected = network(batch)
         before = copy.deepcopy(network.state_dict())
         simpler = fold_batch_norm(network, (1, 2, 4, 6, 8), CPU)
-        assert norms(simpler.changed) == 0 < norms(network)
+        assert folded_norms(simpler) == norms(network)
         simpler.original = None  # which would be run where the other one does not fit
         kept = batch.clone()
         torch.testing.assert_close(simpler(batch), expected, rtol=1e-5, atol=1e-5 * scale)
@@ -161,6 +167,40 @@ class Unlike(Types):
         return self.act(self.norm(self.conv(x)))
 
 
+class Labels(Types):
+    """Answers that are no floats, or no tensor."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x):
+        return self.answer(self.norm(self.conv(x)))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda y: y.argmax(1, keepdim=True),
+        lambda y: y > 0,
+        lambda y: (y.sigmoid() * 255).to(torch.uint8),
+    ],
+)
+def test_answers_that_are_no_floats(answer):
+    network = settled(Labels(answer))
+    batch = torch.rand(2, 2, 4, 6, 8)
+    with torch.inference_mode():
+        simpler = fold_batch_norm(network, (1, 2, 4, 6, 8), CPU)
+        assert folded_norms(simpler) == 1
+        assert torch.equal(simpler(batch), network(batch))
+
+
+@pytest.mark.parametrize("answer", [lambda y: (y, y), lambda y: {"a": y}, lambda y: None])
+def test_answers_that_are_no_tensor_are_left_to_the_contract(answer):
+    network = settled(Labels(answer))
+    assert fold_batch_norm(network, (1, 2, 4, 6, 8), CPU) is network
+
+
 def both(net, x):
     y = net.norm(net.conv(x))
     return net.act(y) + y
@@ -176,6 +216,9 @@ def both(net, x):
         lambda net, x: net.conv(x)[:, :, 1:],
         lambda net, x: torch.relu(net.conv(x)),
         lambda net, x: nn.functional.conv3d(x, net.conv.weight),
+        lambda net, x: x if hasattr(net.conv, "weight") else x + 1,
+        lambda net, x: x * getattr(net.norm, "num_features", 1),
+        lambda net, x: x if any(isinstance(m, nn.BatchNorm3d) for m in net.modules()) else x + 1,
         lambda net, x: net.conv(x) if net.conv(x).shape[0] else x,
         lambda net, x: net.norm(net.conv(x)),
         both,
@@ -190,6 +233,36 @@ def test_branches_that_nothing_noticed_are_run_by_the_network_itself(branch, run
         simpler = run(fold_batch_norm(network, (1, 2, 4, 6, 8), CPU))
         assert torch.equal(simpler(batch.clone()), expected)
         torch.testing.assert_close(simpler(batch / 3), network(batch / 3), rtol=1e-5, atol=1e-5)
+
+
+def test_an_activation_that_a_list_holds_overwrites_nothing():
+    class Held(Types):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.ReLU()
+            self.held = [self.conv, self.act]
+
+        def forward(self, x):
+            y = self.held[0](x)
+            z = self.held[1](y)
+            if isinstance(x, torch.Tensor) and x.max() > 1.5:
+                z = z + y
+            return self.norm(self.conv(x)) if isinstance(x, str) else z
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = FOLDED["3-D"]()
+            self.second = Held()
+
+        def forward(self, x):
+            return self.second(self.first(x)[:, :2] + 2)
+
+    network = settled(Two())
+    batch = torch.rand(1, 2, 4, 6, 8)
+    with torch.inference_mode():
+        simpler = fold_batch_norm(network, (1, 2, 4, 6, 8), CPU)
+        torch.testing.assert_close(simpler(batch), network(batch), rtol=1e-5, atol=1e-5)
 
 
 def test_the_weights_that_stay_are_shared():
