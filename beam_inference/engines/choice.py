@@ -86,7 +86,7 @@ def engines_to_try(model: Network, inference: Inference) -> Sequence[str]:
                 f"{inference.engine}"
             )
         fitting = _installed_readers(model, inference, readers)
-        return [fitting[0].name] if inference.engine == "auto" else [inference.engine]
+        return [e.name for e in fitting] if inference.engine == "auto" else [inference.engine]
     if inference.engine != "auto":
         return [inference.engine]
     if model.path == "identity":
@@ -146,7 +146,18 @@ def runs_on_cpu_only(model: Network, inference: Inference) -> bool:
 
 
 def _readers(model: Network) -> list[Engine]:
-    """Engines that read the network's file themselves, the best first."""
+    """Engines that read the network's file themselves, the best first.
+
+    In an ensemble, those that read all files of which any engine does.
+    """
+    of_files = [found for each in model.members if (found := _readers_of(each))]
+    common = [{engine.name for engine in found} for found in of_files]
+    return [
+        engine for engine in (of_files or [[]])[0] if all(engine.name in each for each in common)
+    ]
+
+
+def _readers_of(model: Network) -> list[Engine]:
     suffix = suffix_of(model)
     if not suffix or factory_parts(model.path) or loader_of(model) is not None:
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from beam_inference.config.engines import (
 )
 from beam_inference.config.job import Inference, Mirror, Network, network_keys
 from beam_inference.engines.cache import user_cache
-from beam_inference.engines.choice import engine_description
+from beam_inference.engines.choice import engine_description, is_installed
 from beam_inference.engines.ensemble import average_members
 from beam_inference.engines.exact_sums_check import check_exact_sums
 from beam_inference.engines.identity import identity_predictor
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+logger = logging.getLogger(__name__)
+
+
 def load_predictor(
     model: Network,
     inference: Inference,
@@ -73,9 +77,14 @@ def load_predictor(
     if network is None and model.path == "identity":
         predictor = identity_predictor(model.activation)
     elif network is None and model.ensemble:
-        predictor = _load_members(model, inference, trust)
+        predictor = _load_members(model, [inference] * len(model.members), trust)
     else:
         predictor = _load(model, inference, trust, network, quantized)
+    return _surround(predictor, model, inference)
+
+
+def _surround(predictor: Predictor, model: Network, inference: Inference) -> Predictor:
+    """A network with what the job has around it."""
     if model.axes == "xyz":
         predictor = replace(predictor, predict=turn_axes(predictor.predict, predictor.device))
     if model.finer_by != (1, 1, 1):
@@ -91,10 +100,13 @@ def load_predictor(
     return replace(predictor, predict=repeated)
 
 
-def _load_members(model: Network, inference: Inference, trust: Trust) -> Predictor:
-    """Load the networks of an ensemble as one that answers their mean."""
+def _load_members(model: Network, inferences: Sequence[Inference], trust: Trust) -> Predictor:
+    """Load the networks of an ensemble, each with its settings, as one that answers their mean."""
     others: list[Any] = []
-    members = [_load(each, inference, trust, None, None, others) for each in model.members]
+    members = [
+        _load(each, inference, trust, None, None, others)
+        for each, inference in zip(model.members, inferences, strict=True)
+    ]
     return average_members(members, model.shares, network_keys(model))
 
 
@@ -152,7 +164,8 @@ def load_reference(
 ) -> Predictor | None:
     """Load the same network in PyTorch, in float32, to compare another engine or precision with.
 
-    In precision int8, a network that PyTorch cannot run is loaded in its own engine, in float32.
+    A network that PyTorch cannot run is loaded in another engine that can, if there is one, or, in
+    precision int8, in its own engine, in float32. In an ensemble, each is loaded by these rules.
 
     Returns:
         None where the job asks for just that, or where there is nothing else to compare with.
@@ -165,13 +178,41 @@ def load_reference(
     )
     if model.path == "identity" or inference == plain:
         return None
+    inferences = [_reference_of(each, inference, plain) for each in model.members]
+    if all(each == inference for each in inferences):
+        return None
+    try:
+        if not model.ensemble:
+            return load_predictor(model, inferences[0], trust=trust)
+        return _surround(_load_members(model, inferences, trust), model, inference)
+    except EngineError as error:
+        if all(each.engine in ("torch", inference.engine) for each in inferences):
+            raise
+        logger.warning("%s is compared with nothing: %s", inference.engine, error)
+        return None
+
+
+_READS_AS_MEANT = {".onnx": "onnxruntime"}
+"""The engine, by the suffix of a file, whose answers are what the file's format means."""
+
+
+def _reference_of(model: Network, inference: Inference, plain: Inference) -> Inference:
+    """How one network is run to compare with; as the job does where there is nothing else."""
     engine = get_engine(inference.engine)
-    is_read_by_it = any(suffix_of(each) in engine.suffixes for each in model.members)
-    if engine.networks != "torch" or is_read_by_it:
-        if inference.precision != "int8":
-            return None
-        plain = inference.model_copy(update={"precision": "float32"})
-    return load_predictor(model, plain, trust=trust)
+    suffix = suffix_of(model)
+    if engine.networks == "torch" and suffix not in engine.suffixes:
+        return plain
+    if inference.precision == "int8":
+        return inference.model_copy(update={"precision": "float32"})
+    other = _READS_AS_MEANT.get(suffix, engine.name)
+    if other == engine.name:
+        return inference
+    if not is_installed(get_engine(other)):
+        logger.info(
+            "%s is not installed: it would tell whether %s answers right", other, engine.name
+        )
+        return inference
+    return inference.model_copy(update={"engine": other})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,8 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
             if isinstance(source, Path)
             else request.keep(lambda: _as_onnx(source, request.batch_shape))
         )
+        # A file may hold a network of integers, whose products of 8 bits overflow on some CPUs.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
         session = onnxruntime.InferenceSession(network, options, ["CPUExecutionProvider"])
         names = [each.name for each in session.get_outputs()]
         if isinstance(source, Path) and heads:
@@ -48,16 +50,48 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
             wanted = [names[place_of(head, listed, str(source))] for head in heads]
         else:
             check_one_output(len(names))
-        name = session.get_inputs()[0].name
+        taken = session.get_inputs()[0]
+        name = taken.name
+        dtype = _dtype_of(taken.type, request)
+        _check_given([each.type for each in session.get_outputs()], request)
 
     def forward(batch: Tensor) -> Tensor:
-        results = session.run(wanted, {name: batch.contiguous().numpy()})
+        values = batch.contiguous().numpy().astype(dtype, copy=False)
+        results = session.run(wanted, {name: values})
         if wanted is None:
             return torch.from_numpy(results[0])
         arrays = {head.key: result for head, result in zip(heads, results, strict=True)}
         return join_tensors(list(map(torch.from_numpy, pick_heads(arrays, heads))), heads)
 
     return forward
+
+
+def _dtype_of(taken: str, request: LoadRequest) -> str:
+    """The dtype that a network takes, by ONNX Runtime's name of it.
+
+    Raises:
+        EngineError: it takes no floats.
+    """
+    if taken not in _FLOATS:
+        raise EngineError(
+            f"{request.model.path} takes values of type {taken}, and is given normalised ones, of "
+            "float32: they would be cut off. Export the network for float32, with what makes its "
+            "integers of them inside."
+        )
+    return _FLOATS[taken]
+
+
+def _check_given(types: Sequence[str], request: LoadRequest) -> None:
+    """Refuse a network whose answers NumPy has no dtype for. Raises EngineError."""
+    if "tensor(bfloat16)" in types:
+        raise EngineError(
+            f"{request.model.path} answers in bfloat16, which ONNX Runtime gives to nobody. Export "
+            "the network with a cast to float32 at its end, or write engine: openvino."
+        )
+
+
+_FLOATS = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
+"""Dtypes by ONNX Runtime's names."""
 
 
 def _as_onnx(source: Any, shape: tuple[int, ...]) -> bytes:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LENGTH_BYTES = 8
+_GIVEN_TYPES = frozenset({"f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "boolean"})
+"""Types that NumPy and PyTorch both have."""
+
 _core_lock = threading.Lock()
 
 
@@ -100,6 +103,8 @@ def openvino_forward(
         core = _open_core()
         if quantized is None:
             network = _read_network(core, source, shape, weights, keep)
+            if isinstance(source, Path):
+                network = _take_and_give_floats(network, source)
         else:
             network = core.read_model(*_unpack(quantized))
             network.reshape(list(shape))
@@ -109,6 +114,9 @@ def openvino_forward(
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",
         }
+        if quantized is None:
+            # A file may hold a network of integers, whose products of 8 bits overflow on some CPUs.
+            settings["LP_TRANSFORMS_MODE"] = "NO"
         compiled = core.compile_model(network, "CPU", settings)
         if isinstance(source, Path) and heads:
             names = [sorted(each.get_names()) for each in compiled.outputs]
@@ -168,6 +176,35 @@ def _read_network(
         return replace_long_sums(network)
     # Kept or not, the network is read from OpenVINO's own form, so that bits are the same.
     return core.read_model(*_unpack(keep(lambda: _pack(_convert(source, shape)))))
+
+
+def _take_and_give_floats(network: Model, path: Path) -> Model:
+    """Refuse a network of a file that takes no floats; have it give what NumPy can tell.
+
+    OpenVINO cuts values off where a network takes integers, and NumPy has no bfloat16.
+
+    Raises:
+        EngineError: it takes others.
+    """
+    import openvino
+
+    taken = {each.get_element_type().get_type_name() for each in network.inputs}
+    others = sorted(taken - {"f16", "f32", "f64"})
+    if others:
+        raise EngineError(
+            f"{path} takes values of type {others[0]}, and is given normalised ones, of float32: "
+            "they would be cut off. Export the network for float32, with what makes its integers "
+            "of them inside."
+        )
+    given = [each.get_element_type().get_type_name() for each in network.outputs]
+    if all(each in _GIVEN_TYPES for each in given):
+        return network
+    conversion = openvino.preprocess.PrePostProcessor(network)
+    for number, each in enumerate(given):
+        if each not in _GIVEN_TYPES:
+            conversion.output(number).tensor().set_element_type(openvino.Type.f32)
+    converted: Model = conversion.build()
+    return converted
 
 
 def _check_stateless(network: Model, path: Path) -> None:

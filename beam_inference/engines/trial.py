@@ -302,7 +302,8 @@ def check_difference(
     )
     allowed = TOLERANCES[described["precision"]] * scale
     if not typical <= allowed:
-        engine = "" if described["precision"] == "int8" else "engine: torch and "
+        better = reference.description["engine"]
+        engine = "" if described["precision"] == "int8" else f"engine: {better} and "
         raise EngineError(
             f"{name} differs from {other} by {typical:.1e}, root mean square over a "
             f"patch, more than the {allowed:.1e} that are allowed. Write {engine}precision: "
