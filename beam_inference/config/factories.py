@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from beam_inference.config.siblings import note_source
+from beam_inference.config.siblings import note_source, own_path
 
 _FACTORY = re.compile(r"(?P<module>.+):(?P<name>[A-Za-z_]\w*)")
 
@@ -103,8 +103,10 @@ def _run(source: _Source) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        source.exec_module(module)
-        note_source(Path(source.get_filename(name)))
+        file = Path(source.get_filename(name))
+        with own_path(file):
+            source.exec_module(module)
+        note_source(file)
     except BaseException:
         del sys.modules[name]
         raise

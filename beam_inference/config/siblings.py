@@ -1,7 +1,8 @@
-"""Modules that lie beside the Python code that a job names, and which that code imports.
+"""Modules that belong to the Python code that a job names, and which that code imports.
 
-Python keeps one module of a name for a whole process. A second file that finds its own ``helper``
-beside it would be given the first one's, and compute with that, without a word.
+They lie beside it, or in folders that it puts on ``sys.path``. Python keeps one module of a name,
+and one path, for a whole process. A second file that finds its own ``helper`` would be given the
+first one's, and compute with that, without a word.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import re
 import site
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import islice
 from pathlib import Path
 
 _OWN_PACKAGE = __name__.partition(".")[0]
@@ -22,11 +26,35 @@ _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 _IMPORTS_BY_TEXT = frozenset({"importlib", "__import__", "exec", "eval", "runpy"})
 """Names in code that may import a module whose name is a text."""
 
+_MOST_ENTRIES = 20_000
+
 _sources: dict[Path, _Source] = {}
 """The files and modules that jobs of this process named."""
 
 _hashes: dict[Path, str] = {}
 """Hashes of the modules beside them, as they were at first."""
+
+_added: dict[Path, list[str]] = {}
+"""What each file has put on ``sys.path``."""
+
+
+@contextmanager
+def own_path(file: Path) -> Iterator[None]:
+    """Run code of a file with the ``sys.path`` that it would have in a process of its own.
+
+    What other files have put there comes behind its own afterwards.
+    """
+    mine = _added.setdefault(file.resolve(), [])
+    foreign = {entry for entries in _added.values() for entry in entries}.difference(mine)
+    hidden = [entry for entry in sys.path if entry in foreign]
+    sys.path[:] = [entry for entry in sys.path if entry not in foreign]
+    before = Counter(sys.path)
+    try:
+        yield
+    finally:
+        new = Counter(sys.path) - before
+        mine += [entry for entry in new if entry not in mine]
+        sys.path += [entry for entry in hidden if entry not in sys.path]
 
 
 def note_source(file: Path, module: str | None = None) -> None:
@@ -54,7 +82,7 @@ def note_source(file: Path, module: str | None = None) -> None:
 
 
 def check_siblings() -> None:
-    """Check that all code that jobs name is given those modules that lie beside it.
+    """Check that all code that jobs name is given the modules that belong to it.
 
     What a function imports when it is called is known afterwards: call this again then.
 
@@ -64,7 +92,7 @@ def check_siblings() -> None:
     sources = list(_sources.values())
     private = {name for each in sources if not _is_installed(each.file) for name in each.siblings}
     for source in sources:
-        if not _is_installed(source.file) or any(_sibling(n, source.folder) for n in private):
+        if not _is_installed(source.file) or any(map(source.find, private)):
             source.check()
 
 
@@ -78,24 +106,30 @@ class _Source:
 
     def __init__(self, file: Path, module: str | None) -> None:
         self.file = file
-        self.folder = file.parent  # from which it imports
+        self._folder = file.parent  # from which it imports
         self._starts = [file]
         if module is not None:
             top, *parts = module.split(".")
             depth = len(parts) + (file.name == "__init__.py")
-            self.folder = file.parents[depth]
-            own = _sibling(top, self.folder)
+            self._folder = file.parents[depth]
+            own = _sibling(top, self._folder)
             self._starts = [file] if own is None else _python_files(own)
+
+    def find(self, name: str) -> Path | None:
+        """The file or the folder of a module of some name that belongs to it, if there is one."""
+        added = [Path(entry) for entry in _added.get(self.file, ())]
+        found = (_sibling(name, folder) for folder in [*added, self._folder])
+        return next((each for each in found if each is not None), None)
 
     @cached_property
     def siblings(self) -> dict[str, Path]:
-        """The modules beside it that it imports, or that they import: a file or folder each."""
+        """The modules of its own that it imports, or that they import: a file or folder each."""
         found: dict[str, Path] = {}
         waiting = list(self._starts)
         is_installed = _is_installed(self.file)  # where much more lies than what is its own
         while waiting:
             for name in _imported_names(waiting.pop()):
-                sibling = _sibling(name, self.folder)
+                sibling = self.find(name)
                 if sibling is not None and name not in found and name != _OWN_PACKAGE:
                     found[name] = sibling
                     waiting += [] if is_installed else _python_files(sibling)
@@ -108,14 +142,13 @@ class _Source:
             if given in (None, sibling) or not _python_files(sibling):  # removed since
                 continue
             # What would a process of its own be given?
-            may_be_meant = _is_installed(given) or not _is_on_path(self.folder)
+            may_be_meant = _is_installed(given) or not _is_on_path(sibling.parent)
             if may_be_meant and _find(name) == given:
                 continue
             if _hash_of(given) != _hash_of(sibling):
                 raise ImportError(
-                    f"{self.file} imports the module {name} beside it, and would be given the "
-                    f"module {given}: Python keeps one module of a name. Give one of them another "
-                    "name"
+                    f"{self.file} imports the module {sibling}, and would be given {given}: Python "
+                    f"keeps one module of the name {name}. Give one of them another name"
                 )
 
 
@@ -190,8 +223,12 @@ def _sibling(name: str, folder: Path) -> Path | None:
 
 
 def _python_files(module: Path) -> list[Path]:
-    files = sorted(module.rglob("*.py")) if module.is_dir() else [module]
-    return [file for file in files if file.is_file()]  # editors leave links that lead nowhere
+    """The files of a module; none of a folder with so many others that it holds data."""
+    entries = list(islice(module.rglob("*"), _MOST_ENTRIES)) if module.is_dir() else [module]
+    if len(entries) == _MOST_ENTRIES:
+        return []
+    # editors leave links that lead nowhere
+    return sorted(file for file in entries if file.suffix == ".py" and file.is_file())
 
 
 def _hash_of(module: Path) -> str:

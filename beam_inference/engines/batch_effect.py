@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
 from beam_inference.engines.predictor import Predictor
-from beam_inference.engines.trial import TOLERANCES, noise_unlike, without_blank
+from beam_inference.engines.trial import TOLERANCES, ChannelDistances, noise_unlike, without_blank
 
 _SHUFFLED = 4
 """How many patches of shuffled voxels are tried at every place: few values show a difference."""
@@ -23,7 +22,8 @@ class BatchEffect:
     """How far answers to one patch differ from batch to batch.
 
     Attributes:
-        largest: root mean square over a patch, the largest of those that were tried.
+        largest: root mean square over a patch, the largest of those that were tried, of the channel
+            that differs most for its values.
         allowed: what arithmetic in another order explains.
     """
 
@@ -58,20 +58,17 @@ def effect_of_batch(
     """
     patch = without_blank(patch)
     stranger = noise_unlike(patch)
-    largest = 0.0
-    scale = 1.0
+    distances: ChannelDistances | None = None
     with predictor.device.session():
 
         def compare(first: NDArray[np.float32], others: Iterable[NDArray[np.float32]]) -> None:
-            nonlocal largest
+            nonlocal distances
             for other in others:
-                difference = float(np.sqrt(np.mean(np.square(other - first, dtype=np.float64))))
-                largest = max(largest, math.inf if math.isnan(difference) else difference)
+                distances = ChannelDistances.between(other, first, 0).joined(distances)
 
         for each in (patch, _quieter(patch)):
             answers = _answers(predictor, [each] * batch_size, normalize)
             first = next(answers)
-            scale = max(scale, float(np.abs(first).max()))
             compare(first, answers)
             strangers = [stranger] * (batch_size - 1)
             compare(first, _answers(predictor, [each, *strangers], normalize, [0]))
@@ -79,6 +76,8 @@ def effect_of_batch(
         for each in _shuffled(patch):
             answers = _answers(predictor, [each] * batch_size, normalize)
             compare(next(answers), answers)
+    assert distances is not None, "patches were compared"
+    largest, scale = distances.worst
     precision = predictor.description.get("precision", "float32")
     return BatchEffect(largest, TOLERANCES[precision] * scale)
 

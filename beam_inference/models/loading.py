@@ -18,7 +18,7 @@ from beam_inference.config.engines import NetworkKind
 from beam_inference.config.factories import factory_parts, run_file
 from beam_inference.config.job import Network
 from beam_inference.config.plugins import list_plugins, load_plugin
-from beam_inference.config.siblings import check_siblings, note_source
+from beam_inference.config.siblings import check_siblings, note_source, own_path
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.models.local_files import existing_file, local_path
@@ -224,10 +224,11 @@ def _from_factory(model: Network, trust: Trust) -> LoadedNetwork:
 def _call_factory(model: Network) -> Any:
     try:
         factory = _factory(model)
-        if model.weights is None or not _takes_weights(factory):
-            network = factory()
-        else:
-            network = factory(weights_path=existing_file(model.weights, "model.weights"))
+        with own_path(source_file(model)):
+            if model.weights is None or not _takes_weights(factory):
+                network = factory()
+            else:
+                network = factory(weights_path=existing_file(model.weights, "model.weights"))
         check_siblings()
         return network
     except (ModelContractError, KeyboardInterrupt):

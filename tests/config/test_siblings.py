@@ -16,13 +16,16 @@ def make_folder(tmp_path, monkeypatch):
     """A function that writes Python files into a folder of ``sys.path``; the first one's path."""
     monkeypatch.setattr(siblings, "_sources", {})
     monkeypatch.setattr(siblings, "_hashes", {})
+    monkeypatch.setattr(siblings, "_added", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = {*sys.modules}
 
     def make(folder, is_on_path=True, **sources):
         for name, source in sources.items():
-            file = tmp_path / folder / f"{name.replace('__', '/')}.py"
+            file = (
+                tmp_path / folder / f"{name.replace('__', '/').replace('//init/', '/__init__')}.py"
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(source)
         if is_on_path:
@@ -53,7 +56,7 @@ def test_two_modules_of_one_name(make_folder, code, module):
     keys = {"net": code, "middle": "import helper"}
     note_source(make_folder("a", **keys, **{module: "value = 1"}))
     note_source(make_folder("c", **keys, **{module: "value = 1"}))  # the same module
-    with pytest.raises(ImportError, match=r"the module helper beside it, .* the module .*/a/"):
+    with pytest.raises(ImportError, match=r"b/helper.*, and would be given .*/a/"):
         note_source(make_folder("b", **keys, **{module: "value = 2"}))
 
 
@@ -84,7 +87,7 @@ def test_the_other_one_is_imported_later(make_folder):
     note_source(second)
     importlib.import_module("helper")
     sys.path.remove(str(second.parent))
-    with pytest.raises(ImportError, match="would be given the module .*/b/helper.py"):
+    with pytest.raises(ImportError, match="would be given .*/b/helper.py"):
         check_siblings()
 
 
@@ -94,8 +97,73 @@ def test_an_installed_module_whose_helper_was_taken(make_folder, monkeypatch):
     file = make_folder("b", net="import helper", helper="value = 2")
     sys.path.insert(0, str(file.parent))
     assert load_object(f"{file}:helper").value == 2
-    with pytest.raises(ImportError, match=r"network.py imports .* given the module .*/b/helper.py"):
+    with pytest.raises(ImportError, match=r"network.py imports .* given .*/b/helper.py"):
         load_object("network:value")
+
+
+REPOSITORIES = {
+    "src": ("net.py", "src/helper.py", "insert(0, here + '/src')", "from helper import value"),
+    "lib": ("net.py", "lib/helper.py", "append(here + '/lib')", "from helper import value"),
+    "root": ("nets/net.py", "helper.py", "insert(0, here + '/..')", "from helper import value"),
+    "package": (
+        "nets/net.py",
+        "common/helper.py",
+        "insert(0, here + '/..')",
+        "from common.helper import value",
+    ),
+}
+
+
+def write_repository(root, kind, value, *, within=False):
+    """A file that puts a folder on the path and imports from it, at once or in its function."""
+    file, helper, change, code = REPOSITORIES[kind]
+    for name in (file, helper):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / helper).write_text(f"value = {value}")
+    start = f"import sys, os\nhere = os.path.dirname(__file__)\nsys.path.{change}\n"
+    call = f"def make():\n    {code}\n    return value\n" if within else f"{code}\n"
+    (root / file).write_text(f"# {root}\n{start}{call}")
+    importlib.invalidate_caches()
+    return f"{root / file}:{'make' if within else 'value'}"
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("kind", REPOSITORIES)
+def test_folders_that_files_put_on_the_path(make_folder, tmp_path, kind, within):
+    make_folder("unused", net="")
+    first = load_object(write_repository(tmp_path / "a", kind, 1, within=within))
+    assert (first() if within else first) == 1
+    load_object(write_repository(tmp_path / "same", kind, 1, within=within))
+    with pytest.raises(ImportError, match="imports the module .*, and would be given"):
+        load_object(write_repository(tmp_path / "b", kind, 2, within=within))
+
+
+def test_files_of_one_repository_share_their_modules(make_folder, tmp_path):
+    make_folder("unused", net="")
+    for name in ("net.py", "other.py"):
+        path = write_repository(tmp_path / "a", "root", 1)
+        moved = tmp_path / "a" / "nets" / name
+        Path(path.rpartition(":")[0]).rename(moved)
+        assert load_object(f"{moved}:value") == 1
+
+
+def test_a_file_sees_nothing_that_others_put_on_the_path(make_folder, tmp_path):
+    make_folder("unused", net="")
+    load_object(write_repository(tmp_path / "a", "src", 1))
+    del sys.modules["helper"]
+    (tmp_path / "b.py").write_text("import helper")
+    with pytest.raises(ModuleNotFoundError):
+        load_object(f"{tmp_path}/b.py:helper")
+    assert str(tmp_path / "a" / "src") in sys.path
+
+
+def test_a_folder_of_data_is_no_module(make_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(siblings, "_MOST_ENTRIES", 20)
+    file = make_folder("a", net="import helper", helper__part="value = 1")
+    for number in range(20):
+        (tmp_path / "a" / "helper" / f"{number}").touch()
+    note_source(file)
+    note_source(make_folder("b", net="import helper", helper="value = 2"))
 
 
 def test_a_module_that_was_changed(make_folder):
@@ -133,7 +201,7 @@ def test_an_installed_module_that_is_loaded_in_place_of_the_own_one(make_folder)
     file = make_folder("a", net="import yaml", yaml="value = 1")
     importlib.import_module("yaml")
     sys.path.insert(0, str(file.parent))
-    with pytest.raises(ImportError, match="would be given the module .*site-packages/yaml"):
+    with pytest.raises(ImportError, match="would be given .*site-packages/yaml"):
         note_source(file)
 
 

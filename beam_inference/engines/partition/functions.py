@@ -5,6 +5,7 @@ Each entry takes PyTorch's arguments, in which divided arrays are parts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -305,11 +306,12 @@ def _prelu(input: Part, weight: Tensor) -> Part:
 
 
 def _voxelwise(function: Function, in_place: bool = False) -> Function:
-    """A function of each voxel: its arguments are divided as the first of them that is a part."""
+    """A function of each voxel: its arguments are divided as the largest of them that is a part."""
 
     def run(*arguments: Any, **further: Any) -> Part:
         every = [*arguments, *further.values()]
-        like = every[0] if in_place else next(each for each in every if isinstance(each, Part))
+        parts = [each for each in every if isinstance(each, Part)]
+        like = every[0] if in_place else max(parts, key=lambda each: math.prod(each.division.shape))
         if not isinstance(like, Part):
             raise ModelContractError("a change in place of an array that is not divided")
         aligned = [align(each, like) for each in arguments]

@@ -75,11 +75,33 @@ def connect_empty(values: Tensor, shape: Sequence[int], channels: int | None = N
     return result + 0 * values.sum() if values.requires_grad else result
 
 
-def divide_alike(part: Part, division: Division) -> Tensor:
-    """The values of a part for another division of the same array."""
+def divide_alike(part: Part, division: Division, *, broadcasts: bool = False) -> Tensor:
+    """The values of a part for another division of an array of its extents.
+
+    Args:
+        part: what each has.
+        division: who is to hold what.
+        broadcasts: whether the array may have one voxel along an axis, which stands for all.
+
+    Raises:
+        ModelContractError: the array has other extents.
+    """
     if part.division == division:
         return part.values
-    return gather_box(part, division.boxes)
+    extents = list(zip(part.division.shape, division.shape, strict=True))
+    if any(own != other and not (broadcasts and own == 1) for own, other in extents):
+        raise ModelContractError(
+            f"an array of {list(part.division.shape)} voxels does not fit one of "
+            f"{list(division.shape)}"
+        )
+    needs = [
+        tuple(
+            interval if own == other else (0, 1)
+            for interval, (own, other) in zip(box, extents, strict=True)
+        )
+        for box in division.boxes
+    ]
+    return gather_box(part, needs)
 
 
 def own_values(whole: Tensor, like: Part) -> Tensor:
@@ -159,7 +181,7 @@ def mean(part: Part) -> Tensor:
 def align(argument: object, part: Part) -> object:
     """An argument as the function of one member's values takes it, beside a part."""
     if isinstance(argument, Part):
-        return divide_alike(argument, part.division)
+        return divide_alike(argument, part.division, broadcasts=True)
     if isinstance(argument, Tensor):
         return own_values(argument, part)
     return argument

@@ -331,9 +331,46 @@ class Flattened(nn.Module):
         return self.attention(x)
 
 
+class Beside(nn.Module):
+    """Arithmetic between an array and parts of it."""
+
+    def __init__(self, combine):
+        super().__init__()
+        self.enter = nn.Conv3d(1, 2, 3, padding=1)
+        self.leave = nn.Conv3d(2, 2, 3, padding=1)
+        self.combine = combine
+
+    def forward(self, x):
+        return self.leave(self.combine(self.enter(x)))
+
+
+@pytest.mark.parametrize("shape", SLOW_MESHES)
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda y: y - y[:, :, 3:4],
+        lambda y: y[:, :, :, 2:3] - y,
+        lambda y: y * (1 + y[..., :1]),
+        lambda y: y + y[:, :, 1:2, 2:3, 3:4],
+        lambda y: torch.where(y > y[..., 4:5], y, -y),
+        lambda y: y[:, :, 1:] * y[:, :, :-1],
+    ],
+)
+def test_one_voxel_stands_for_all_of_an_axis(members, shape, combine):
+    network = enlarge(Beside(combine))
+    batch = torch.randn(2, 1, 6, 8, 10)
+    check_answers(members(shape), network, batch)
+    check_gradients(members(shape), network, batch)
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [
+        (Beside(lambda y: y + y[:, :, 1:]), r"array of \[3, 4, 4\] voxels does not fit one of"),
+        (Beside(lambda y: y[:, :, :, :2] * y), r"array of \[4, 2, 4\] voxels does not fit one of"),
+        (Beside(lambda y: y[:, :, :1].add_(y)), "does not fit one of"),
+        (Beside(lambda y: y[:, :, :1] - y[..., :1]), "does not fit one of"),
+        (Beside(lambda y: torch.cat([y[:, :1], y[:, :1, :1]], 1)), "does not fit one of"),
         (Flattened(), r"attention \(Flatten\) cannot be divided: flatten"),
         (nn.Sequential(nn.Conv3d(1, 1, 3, padding_mode="circular", padding=1)), "mode circular"),
         (nn.Sequential(nn.AdaptiveAvgPool3d(2)), r"0 \(AdaptiveAvgPool3d\).*more than one voxel"),
