@@ -78,17 +78,44 @@ def note_source(file: Path, module: str | None = None) -> None:
                     f"{sibling}, which {file} imports, was changed since this process imported it: "
                     "give the command in a new process"
                 )
-    check_siblings()
+    check_siblings(file)
 
 
-def check_siblings() -> None:
+def check_siblings(file: Path) -> None:
     """Check that all code that jobs name is given the modules that belong to it.
 
     What a function imports when it is called is known afterwards: call this again then.
 
+    Args:
+        file: the file that was run last, which is forgotten if it does not go with the others.
+
     Raises:
         ImportError: this process has, or finds, another module of such a name elsewhere.
     """
+    try:
+        _check_all()
+    except ImportError:
+        _forget(file.resolve())
+        raise
+
+
+def _forget(file: Path) -> None:
+    """Forget a file, and the modules of its own: others are not to be given these."""
+    source = _sources.pop(file, None)
+    kept = {sibling for each in _sources.values() for sibling in each.siblings.values()}
+    own = {} if source is None or _is_installed(file) else source.siblings
+    for name, sibling in own.items():
+        # before the path is changed, for that moves packages that have no file
+        place = _place_of(getattr(sys.modules.get(name), "__spec__", None))
+        if place == sibling and sibling not in kept:
+            for loaded in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+                del sys.modules[loaded]
+    added = set(_added.pop(file, ()))
+    shared = {entry for entries in _added.values() for entry in entries}
+    sys.path[:] = [entry for entry in sys.path if entry in shared or entry not in added]
+
+
+def _check_all() -> None:
     sources = list(_sources.values())
     private = {name for each in sources if not _is_installed(each.file) for name in each.siblings}
     for source in sources:

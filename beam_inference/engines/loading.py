@@ -181,15 +181,19 @@ def load_reference(
     inferences = [_reference_of(each, inference, plain) for each in model.members]
     if all(each == inference for each in inferences):
         return None
+    others = {each.engine for each in inferences} - {"torch", inference.engine}
     try:
         if not model.ensemble:
             return load_predictor(model, inferences[0], trust=trust)
-        return _surround(_load_members(model, inferences, trust), model, inference)
+        reference = _surround(_load_members(model, inferences, trust), model, inference)
     except EngineError as error:
-        if all(each.engine in ("torch", inference.engine) for each in inferences):
+        if not others:
             raise
         logger.warning("%s is compared with nothing: %s", inference.engine, error)
         return None
+    # of several, the one that is less exact
+    engine = {"engine": min(others)} if others else {}
+    return replace(reference, description={**reference.description, **engine})
 
 
 _READS_AS_MEANT = {".onnx": "onnxruntime"}

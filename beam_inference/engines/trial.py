@@ -349,7 +349,10 @@ def check_difference(
         largest,
         typical,
     )
-    allowed = TOLERANCES[described["precision"]] * scale
+    tolerance = TOLERANCES[described["precision"]]
+    if better not in ("torch", described["engine"]):
+        tolerance = max(tolerance, BETWEEN_ENGINES)
+    allowed = tolerance * scale
     if not typical <= allowed:
         engine = "" if described["precision"] == "int8" else f"engine: {better} and "
         raise EngineError(
@@ -460,6 +463,13 @@ def crop_to_patch(
         "model.output_channels, model.crop_margin and inference.patch_shape."
     )
 
+
+BETWEEN_ENGINES = 1e-2
+"""Allowed difference between two engines, neither of which is PyTorch.
+
+Of a file of ONNX that normalises by instance, where contrast is low, ONNX Runtime is 2.5e-3 off by
+itself; a network that is taken otherwise than it is meant is farther off.
+"""
 
 TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2, "int8": 1e-2}
 """Allowed differences from PyTorch in float32, root mean square over a patch, by precision.

@@ -224,12 +224,13 @@ def _from_factory(model: Network, trust: Trust) -> LoadedNetwork:
 def _call_factory(model: Network) -> Any:
     try:
         factory = _factory(model)
-        with own_path(source_file(model)):
+        file = source_file(model)
+        with own_path(file):
             if model.weights is None or not _takes_weights(factory):
                 network = factory()
             else:
                 network = factory(weights_path=existing_file(model.weights, "model.weights"))
-        check_siblings()
+        check_siblings(file)
         return network
     except (ModelContractError, KeyboardInterrupt):
         raise

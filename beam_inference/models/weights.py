@@ -191,11 +191,20 @@ def _is_safetensors(path: Path) -> bool:
 
 
 def _load_safetensors(path: Path) -> Json:
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
     try:
         # copies, for the file may change while the network is used
-        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+        tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+        with safe_open(path, "pt") as file:
+            shared = file.metadata() or {}
+        # save_model() writes weights that a network has twice once, and where the other one is
+        return tensors | {
+            name: tensors[kept]
+            for name, kept in shared.items()
+            if kept in tensors and name not in tensors
+        }
     except Exception as error:  # of the library, or of PyTorch for a dtype that it lacks
         raise ModelContractError(
             f"cannot read the weights {path}: they are damaged, or not safetensors: "

@@ -88,7 +88,7 @@ def test_the_other_one_is_imported_later(make_folder):
     importlib.import_module("helper")
     sys.path.remove(str(second.parent))
     with pytest.raises(ImportError, match="would be given .*/b/helper.py"):
-        check_siblings()
+        check_siblings(second)
 
 
 def test_an_installed_module_whose_helper_was_taken(make_folder, monkeypatch):
@@ -136,6 +136,19 @@ def test_folders_that_files_put_on_the_path(make_folder, tmp_path, kind, within)
     load_object(write_repository(tmp_path / "same", kind, 1, within=within))
     with pytest.raises(ImportError, match="imports the module .*, and would be given"):
         load_object(write_repository(tmp_path / "b", kind, 2, within=within))
+
+
+def test_what_was_refused_does_no_harm_to_what_follows(make_folder, tmp_path):
+    make_folder("unused", net="")
+    load_object(write_repository(tmp_path / "a", "src", 1))
+    with pytest.raises(ImportError, match="keeps one module"):
+        load_object(write_repository(tmp_path / "b", "src", 2))
+    assert load_object(write_repository(tmp_path / "a", "src", 1)) == 1
+    late = write_repository(tmp_path / "c", "package", 3, within=True)
+    load_object(late)
+    with pytest.raises(ImportError, match="keeps one module"):
+        load_object(write_repository(tmp_path / "d", "package", 4))
+    assert load_object(late)() == 3
 
 
 def test_files_of_one_repository_share_their_modules(make_folder, tmp_path):

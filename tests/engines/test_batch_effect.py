@@ -53,6 +53,13 @@ def test_networks_that_mix_patches(function, dtype):
     assert not effect(Of(function), dtype=dtype).is_rounding
 
 
+def test_a_channel_is_not_lost_beside_one_of_large_values():
+    def network(batch):
+        return torch.cat([0.05 * (batch - batch.mean()), batch * 1e4], 1)
+
+    assert not effect(Of(network)).is_rounding
+
+
 def test_blank_patches_say_nothing_and_are_replaced():
     predictor = torch_predictor(Of(lambda batch: batch - batch.mean()), torch.device("cpu"))
     blank = np.zeros((1, 4, 6, 8), np.uint8)

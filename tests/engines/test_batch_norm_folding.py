@@ -310,3 +310,14 @@ def test_norms_of_the_batch_are_not_folded():
         nn.Sequential(nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2, track_running_stats=False))
     )
     assert fold_batch_norm(network, (1, 2, 4, 6, 8), CPU) is network
+
+
+def test_a_channel_is_not_lost_beside_one_of_large_values():
+    class Beside(Types):
+        def forward(self, x):
+            y = self.norm(self.conv(x))
+            extra = self.conv.bias.sum() if isinstance(x, torch.Tensor) else 0
+            return torch.cat([y + extra, y * 1e6], 1)
+
+    network = settled(Beside())
+    assert fold_batch_norm(network, (1, 2, 4, 6, 8), CPU) is network

@@ -272,4 +272,4 @@ def test_members_whose_files_import_modules_of_one_name_are_refused(
     model = {"path": path.format("a"), "ensemble": [{"path": path.format("b")}]}
     values = job_values(image, tmp_path / "out", model={**model, "output_channels": 1})
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
-    assert "Python keeps one module of a name" in capfd.readouterr().err
+    assert "Python keeps one module of the name" in capfd.readouterr().err

@@ -9,8 +9,8 @@ from helpers import job_values, toy
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.torch_forward import torch_predictor
-from beam_inference.engines.trial import SETTLING_CALLS, check_contract, settle
-from beam_inference.errors import ModelContractError
+from beam_inference.engines.trial import SETTLING_CALLS, check_contract, check_difference, settle
+from beam_inference.errors import EngineError, ModelContractError
 from beam_inference.operators.normalize import Normalization
 
 
@@ -51,8 +51,8 @@ def test_networks_that_break_the_contract(model, message):
         contract(model, **options)
 
 
-def once(network):
-    """Try a network of one channel on a batch of one patch."""
+def once(network, output_channels=1):
+    """Try a network on a batch of one patch."""
     array = np.random.default_rng(0).integers(0, 256, (1, 6, 8, 10), dtype=np.uint8)
     return check_contract(
         torch_predictor(network, torch.device("cpu")),
@@ -61,7 +61,7 @@ def once(network):
         batch_size=1,
         patch_shape=(6, 8, 10),
         crop_margin=(0, 0, 0),
-        output_channels=1,
+        output_channels=output_channels,
     )
 
 
@@ -80,6 +80,47 @@ class Counter:
 def test_a_network_that_keeps_something_answers_one_batch_in_two_ways():
     with pytest.raises(ModelContractError, match="answers the same batch in two ways"):
         once(Counter(0.01))
+
+
+def beside_large_values(network):
+    """A network with a second channel, whose values are large."""
+    return lambda batch: torch.cat([network(batch), batch * 1e4 + 1e6], 1)
+
+
+def test_a_channel_is_not_lost_beside_one_of_large_values():
+    with pytest.raises(ModelContractError, match="answers the same batch in two ways"):
+        once(beside_large_values(Counter(0.01)), output_channels=2)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (torch.trunc, torch.floor),  # the same for the patch, which has no negative values
+        (lambda x: x.clamp(max=300), lambda x: x),
+        (beside_large_values(lambda x: x), beside_large_values(lambda x: x + 0.01)),
+    ],
+)
+def test_differences_beyond_the_patch_and_in_one_channel(ours, theirs, batch_size):
+    patch = np.random.default_rng(0).integers(1, 256, (1, 4, 6, 8)).astype(np.float32)
+    one, other = (
+        torch_predictor(each, torch.device("cpu"), description={"engine": "torch", **FLOAT32})
+        for each in (ours, theirs)
+    )
+    with pytest.raises(EngineError, match="differs from PyTorch in float32"):
+        check_difference(one, other, patch, lambda batch: batch / 2, batch_size)
+    check_difference(one, one, patch, lambda batch: batch / 2, batch_size)
+
+
+def test_noise_that_is_too_much_for_a_network_says_nothing():
+    patch = np.random.default_rng(0).random((1, 4, 6, 8), np.float32)
+    predictor = torch_predictor(
+        torch.sqrt, torch.device("cpu"), description={"engine": "torch", **FLOAT32}
+    )
+    check_difference(predictor, predictor, patch, lambda batch: batch, 1)
+
+
+FLOAT32 = {"precision": "float32"}
 
 
 def seeded(batch):

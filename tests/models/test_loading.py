@@ -10,6 +10,7 @@ import toy_networks
 from extension import extension_in_this_process
 from helpers import job_values
 
+from beam_inference.config.factories import load_object
 from beam_inference.config.job import Inference, Network
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.choice import describe_engine
@@ -130,6 +131,30 @@ def test_names_are_kept_where_the_networks_own_would_not_be_left(tmp_path, names
     torch.save(dict.fromkeys(names, torch.ones(1)), tmp_path / "w.pt")
     with pytest.raises(ModelContractError, match=f"do not fit the network: .*{names[1]}"):
         predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
+TIED = """
+import torch
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv3d(1, 1, 1)
+        self.second = torch.nn.Conv3d(1, 1, 1)
+        self.second.weight = self.first.weight
+
+    def forward(self, batch):
+        return self.second(self.first(batch))
+"""
+
+
+def test_weights_that_a_network_has_twice(tmp_path):
+    """Safetensors holds each tensor once, and tells of what the other name stands for."""
+    (tmp_path / "net.py").write_text(TIED)
+    network = load_object(f"{tmp_path}/net.py:Tied")()
+    safetensors.torch.save_model(network, str(tmp_path / "w.safetensors"))
+    model = {"path": f"{tmp_path}/net.py:Tied", "weights": str(tmp_path / "w.safetensors")}
+    np.testing.assert_allclose(predict(model), expected(network), rtol=0, atol=1e-5)
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):

@@ -1,0 +1,168 @@
+"""ONNX files that other tools have made: what engines take otherwise than the format means."""
+
+import json
+
+import numpy as np
+import pytest
+from engine_jobs import answer, job_config, load
+from helpers import job_values, read_volume, write_job, write_volume
+
+from beam_inference.cli.main import main
+from beam_inference.engines.choice import engines_to_try
+from beam_inference.engines.loading import load_predictor, load_reference
+from beam_inference.engines.trial import check_difference
+from beam_inference.errors import EngineError
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("openvino")
+pytest.importorskip("onnxruntime")
+
+FLOAT = onnx.TensorProto.FLOAT
+SHAPE = (2, 1, 8, 8, 8)
+ENGINES = ["openvino", "onnxruntime"]
+
+
+def save(path, nodes, constants=(), *, opset=17, taken=FLOAT, given=FLOAT):
+    """An ONNX file with an input x and an output y; constants by their names."""
+    helper = onnx.helper
+    named = [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in dict(constants).items()]
+    x = helper.make_tensor_value_info("x", taken, list(SHAPE))
+    y = helper.make_tensor_value_info("y", given, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], named)
+    opsets = [helper.make_opsetid("", opset)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), str(path))
+    return {"path": str(path), "output_channels": 1, "normalize": "none"}
+
+
+def node(operator, inputs, output, **keys):
+    return onnx.helper.make_node(operator, inputs, [output], **keys)
+
+
+def batch_of(low=0.0, high=1.0):
+    return np.random.default_rng(0).uniform(low, high, SHAPE).astype(np.float32)
+
+
+def loaded(model, engine):
+    return load(model, engine, patch_shape=SHAPE[2:])
+
+
+def test_answers_in_bfloat16(tmp_path):
+    """NumPy has no such dtype, and OpenVINO passed them as float16."""
+    bfloat16 = onnx.TensorProto.BFLOAT16
+    cast = node("Cast", ["x"], "y", to=bfloat16)
+    model = save(tmp_path / "a.onnx", [cast], given=bfloat16)
+    batch = batch_of(-3, 3)
+    np.testing.assert_allclose(answer(loaded(model, "openvino"), batch), batch, rtol=2**-7)
+    with pytest.raises(EngineError, match="answers in bfloat16"):
+        loaded(model, "onnxruntime")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["UINT8", "INT16", "INT64"])
+def test_networks_of_integers_are_refused(tmp_path, engine, name):
+    """Normalised values between 0 and 1 would be cut off."""
+    taken = getattr(onnx.TensorProto, name)
+    model = save(tmp_path / "a.onnx", [node("Cast", ["x"], "y", to=FLOAT)], taken=taken)
+    with pytest.raises(EngineError, match="they would be cut off"):
+        loaded(model, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["FLOAT16", "DOUBLE"])
+def test_other_floats_are_taken(tmp_path, engine, name):
+    taken = getattr(onnx.TensorProto, name)
+    model = save(tmp_path / "a.onnx", [node("Cast", ["x"], "y", to=FLOAT)], taken=taken)
+    batch = batch_of()
+    np.testing.assert_allclose(answer(loaded(model, engine), batch), batch, rtol=2**-10)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_products_of_integers_do_not_overflow(tmp_path, engine):
+    """As ONNX Runtime's own tool writes them; two products of 8 bits are more than 16 hold."""
+    scale, zero = np.float32(1 / 255), np.uint8(0)
+    weights = np.full((1, 1, 3, 3, 3), 127, np.int8)
+    constants = {"s": scale, "z": zero, "w": weights, "ws": np.float32(0.01), "wz": np.int8(0)}
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], "q"),
+        node("DequantizeLinear", ["q", "s", "z"], "d"),
+        node("DequantizeLinear", ["w", "ws", "wz"], "v"),
+        node("Conv", ["d", "v"], "c", pads=[1] * 6),
+        node("QuantizeLinear", ["c", "os", "z"], "p"),
+        node("DequantizeLinear", ["p", "os", "z"], "y"),
+    ]
+    model = save(tmp_path / "a.onnx", nodes, constants | {"os": np.float32(34.3 / 255)})
+    batch = np.ones(SHAPE, np.float32)
+    inside = answer(loaded(model, engine), batch)[:, :, 1:-1, 1:-1, 1:-1]
+    np.testing.assert_allclose(inside, 27 * 1.27, rtol=0, atol=0.1)
+
+
+def old_softmax(path):
+    """Before version 13 of the standard: over this axis and all behind it."""
+    return save(path, [node("Softmax", ["x"], "y", axis=2)], opset=11)
+
+
+def test_openvino_is_compared_with_onnxruntime(tmp_path):
+    model = old_softmax(tmp_path / "a.onnx")
+    job = job_config(model, engine="openvino", patch_shape=SHAPE[2:])
+    reference = load_reference(job.model, job.inference)
+    assert reference.description["engine"] == "onnxruntime"
+    predictor = load_predictor(job.model, job.inference)
+    with pytest.raises(EngineError, match="openvino in float32 differs from onnxruntime"):
+        check_difference(predictor, reference, batch_of()[0], lambda batch: batch, 2)
+    job = job_config(model, engine="onnxruntime", patch_shape=SHAPE[2:])
+    assert load_reference(job.model, job.inference) is None
+    assert engines_to_try(job.model, job.inference.model_copy(update={"engine": "auto"})) == ENGINES
+
+
+def test_a_network_that_onnxruntime_cannot_run_is_compared_with_nothing(tmp_path, caplog):
+    bfloat16 = onnx.TensorProto.BFLOAT16
+    cast = node("Cast", ["x"], "y", to=bfloat16)
+    model = save(tmp_path / "a.onnx", [cast], given=bfloat16)
+    job = job_config(model, engine="openvino", patch_shape=SHAPE[2:])
+    assert load_reference(job.model, job.inference) is None
+    assert "openvino is compared with nothing" in caplog.text
+
+
+def test_auto_takes_the_engine_that_answers_as_the_file_means(tmp_path):
+    image = np.random.default_rng(0).random((16, 16, 16), np.float32)
+    write_volume(tmp_path / "in", image)
+    values = job_values(tmp_path / "in", tmp_path / "out", model=old_softmax(tmp_path / "a.onnx"))
+    inference = {"patch_shape": [8, 8, 8], "patch_overlap": [0, 0, 0], "chunk_shape": [16, 16, 16]}
+    values["inference"] |= {**inference, "engine": "auto"}
+    values["output"]["block_shape"] = [16, 16, 16]
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
+    engine = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())["engine"]
+    assert engine["engine"] == "onnxruntime"
+    patch = np.exp(image[:8, :8, :8])
+    found = read_volume(tmp_path / "out")[0, :8, :8, :8]
+    np.testing.assert_allclose(found, patch / patch.sum(), rtol=1e-4)
+
+
+POOLS = """
+import torch
+
+
+class Pool(torch.nn.Module):
+    def forward(self, x):
+        x = torch.nn.functional.avg_pool3d(x, 3, 2, 1, ceil_mode=True)
+        return torch.nn.functional.interpolate(x, size=(8, 8, 8))
+
+def pool():
+    return Pool()
+"""
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_members_that_pytorch_can_run_are_compared_with_it(tmp_path, is_first):
+    """The other one is a file, of which PyTorch knows nothing."""
+    (tmp_path / "net.py").write_text(POOLS)
+    file = save(tmp_path / "a.onnx", [node("Identity", ["x"], "y")])["path"]
+    factory = f"{tmp_path}/net.py:pool"
+    first, second = (file, factory) if is_first else (factory, file)
+    model = {"path": first, "ensemble": [{"path": second}], "output_channels": 1}
+    job = job_config(model, engine="openvino", patch_shape=SHAPE[2:])
+    reference = load_reference(job.model, job.inference)
+    predictor = load_predictor(job.model, job.inference)
+    with pytest.raises(EngineError, match="openvino in float32 differs from"):
+        check_difference(predictor, reference, batch_of()[0], lambda batch: batch, 2)
+    assert engines_to_try(job.model, job.inference.model_copy(update={"engine": "auto"})) == ENGINES
