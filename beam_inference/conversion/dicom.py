@@ -309,7 +309,8 @@ def _read_header(file: StoredFile) -> list[_Slice]:
 def _pixel_bytes(header: Any, stream: BinaryIO) -> int | None:
     """Bytes of the pixels, which come next in a file; None where they are packed, or floats."""
     pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
-    if pydicom.uid.UID(header.file_meta.get("TransferSyntaxUID", "")).is_compressed:
+    syntax = pydicom.uid.UID(header.file_meta.get("TransferSyntaxUID", ""))
+    if not syntax.is_transfer_syntax or syntax.is_compressed:
         return None
     is_implicit, is_little = header.original_encoding
     order = "<" if is_little else ">"

@@ -316,7 +316,7 @@ def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource |
     series = image.levels[scale]
     page = series.keyframe
     _check_kind(path, page)
-    is_contiguous = series.dataoffset is not None and _are_in_a_row(series, page)
+    is_contiguous = series.dataoffset is not None and _are_in_a_row(path, series, page)
     _check_one_file(path, tiff, series)
     leading = _leading_axes(path, series, page)
     letters = "".join(axis.letter for axis in leading)
@@ -333,9 +333,6 @@ def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource |
         _notes(page, tiff, image),
     )
     if is_contiguous:
-        for each_number, each in enumerate(series.pages):
-            if each is not None and each is not page:
-                _check_like(path, each_number, each.aspage(), page)
         dtype = page.dtype.newbyteorder(tiff.byteorder).str
         layout = RawLayout(dtype, shape, axes, int(series.dataoffset))
         check_not_cut(path, layout)
@@ -365,14 +362,18 @@ def _check_kind(path: StoredFile, page: Any) -> None:
         )
 
 
-def _are_in_a_row(series: Any, first: Any) -> bool:
+def _are_in_a_row(path: StoredFile, series: Any, first: Any) -> bool:
     """Whether all pages of an image, and all parts of each, follow one another in the file.
 
     tifffile looks at the parts of the first page only.
+
+    Raises:
+        PermanentReadError: a page is stored in another way than the first.
     """
     for number, each in enumerate(series.pages):
         if each is not None and each is not first:
             page = each.aspage()
+            _check_like(path, number, page, first)
             start = int(series.dataoffset) + number * int(first.nbytes)
             if not page.is_final or int(page.dataoffsets[0]) != start:
                 return False
