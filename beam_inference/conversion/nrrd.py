@@ -46,6 +46,16 @@ _LONGEST_HEADER = 2**20
 some ten megabytes of short lines take pynrrd half a minute."""
 
 
+_FIELD_AS_PAIR = re.compile(
+    rb"(?im)^((?:data|axis|byte|line|space|old)? ?"
+    rb"(?:file|mins|maxs|skip|spacings|kinds|sizes|type|encoding|endian|dimension|directions|origin"
+    rb"|units|thicknesses|centers))\s*:="
+)
+"""A field of the format where a pair of key and value is: pynrrd puts both into one mapping."""
+
+_UNKNOWN = ("none", "???")
+
+
 def nrrd_source(path: StoredFile) -> RawSource:
     """A ``.nrrd`` file, or a ``.nhdr`` header with its data file beside it.
 
@@ -62,6 +72,12 @@ def _read(path: StoredFile) -> RawSource:
     nrrd = import_library("nrrd", "NRRD")
     file = io.BytesIO(read_start(path, None, _LONGEST_HEADER))
     header = nrrd.read_header(file)
+    pair = _FIELD_AS_PAIR.search(file.getvalue()[: file.tell()])
+    if pair is not None:
+        raise VolumeError(
+            f"{path} states {pair[1].decode()} as a key of its own (:=), which programs take for "
+            "the field of that name, or not. Save it again, with another key."
+        )
     dtype = nrrd.reader._determine_datatype(header)
     sizes = [int(n) for n in header["sizes"]]
     check_shape(str(path), sizes)
@@ -148,8 +164,15 @@ def _axes(path: StoredFile, header: Header, sizes: list[int]) -> str:
             "damaged. Copy or save it again."
         )
     other = [axis for axis, kind in enumerate(kinds) if str(kind).lower() not in _POSITIONS]
+    lost = _axes_without_position(header)
+    if other and lost and other != lost:
+        raise VolumeError(
+            f"{path} has the axes {', '.join(map(str, kinds))}, and states no direction in space "
+            f"for number {lost[0]}, counted from 0: which one is that of channels? Mend its header."
+        )
     if len(sizes) == 4 and not other:
-        other = _axes_without_position(header) or [3]
+        unknown = [axis for axis, kind in enumerate(kinds) if str(kind).lower() in _UNKNOWN]
+        other = lost or (unknown if len(unknown) == 1 else [3])
     if len(sizes) - len(other) not in (2, 3) or len(other) > 1:
         raise VolumeError(
             f"{path} has the axes {', '.join(map(str, kinds))} of {sizes} (fastest first); "

@@ -121,12 +121,38 @@ def test_nrrd_with_channels(tmp_path, kinds, axes):
         ["space dimension: 3", "space directions: none (4,0,0) (0,4,0) (0,0,40)"],
         ["kinds: ??? domain domain domain", "spacings: nan 4 4 40"],
         ["spacings: nan 4 4 40"],
+        ["kinds: ??? domain domain domain"],
+        ["kinds: none domain domain domain"],
     ],
 )
 def test_an_axis_of_nrrd_that_leads_nowhere_is_that_of_channels(tmp_path, lines):
     array = random_array("uint8", (4, 5, 6, 3))
     source = source_of(write_file(tmp_path / "a.nrrd", nrrd_bytes(array, lines)))
     assert_holds(source, np.moveaxis(array, -1, 0))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["data file:=b.raw"], "states data file as a key of its own"),
+        (["kinds:=list domain domain domain"], "states kinds as a key of its own"),
+        (
+            ["kinds: domain domain domain list", "spacings: nan 4 4 40"],
+            "no direction in space for number 0",
+        ),
+    ],
+)
+def test_headers_of_nrrd_that_may_be_read_in_two_ways_are_refused(tmp_path, lines, message):
+    write_file(tmp_path / "b.raw", bytes(360))
+    array = random_array("uint8", (4, 5, 6, 3))
+    with pytest.raises(VolumeError, match=message):
+        source_of(write_file(tmp_path / "a.nrrd", nrrd_bytes(array, lines)))
+
+
+def test_a_pair_of_nrrd_that_is_no_field_is_left_alone(tmp_path):
+    array = random_array("uint8")
+    content = nrrd_bytes(array, ["scanner:=FIB", "a note on my data file:=none"])
+    assert_holds(source_of(write_file(tmp_path / "a.nrrd", content)), array)
 
 
 def test_nrrd_with_its_data_beside_it(tmp_path):
