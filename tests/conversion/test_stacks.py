@@ -135,14 +135,14 @@ def test_jpeg_slices_are_what_pillow_decodes(tmp_path):
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_jpeg_slice_of_which_the_end_is_lost(tmp_path, progressive):
     """It ends as others do, and Pillow would leave the rest grey."""
-    image = random_array("uint8", (40, 30))
+    image = np.random.default_rng(0).integers(0, 256, (40, 30), np.uint8)
     for name in ("s0.jpg", "s1.jpg"):
         Image.fromarray(image).save(tmp_path / name, progressive=progressive)
     source = source_of(tmp_path)
     source.open()(source.info.bounds)
     content = (tmp_path / "s1.jpg").read_bytes()
     (tmp_path / "s1.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9")
-    with pytest.raises(PermanentReadError, match="s1.jpg: it is damaged: (Corrupt|Premature)"):
+    with pytest.raises(PermanentReadError, match=r"s1.jpg: (it is damaged|broken data stream)"):
         source_of(tmp_path).open()(source.info.bounds)
 
 
