@@ -106,8 +106,7 @@ def _forget(file: Path) -> None:
     own = {} if source is None or _is_installed(file) else source.siblings
     for name, sibling in own.items():
         # before the path is changed, for that moves packages that have no file
-        place = _place_of(getattr(sys.modules.get(name), "__spec__", None))
-        if place == sibling and sibling not in kept:
+        if _loaded(name) == sibling and sibling not in kept:
             for loaded in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
                 del sys.modules[loaded]
     added = set(_added.pop(file, ()))
@@ -165,7 +164,7 @@ class _Source:
     def check(self) -> None:
         """Check that Python gives it these modules. Raises ImportError."""
         for name, sibling in self.siblings.items():
-            given = _place_of(getattr(sys.modules.get(name), "__spec__", None)) or _find(name)
+            given = _loaded(name) or _find(name)
             if given in (None, sibling) or not _python_files(sibling):  # removed since
                 continue
             # What would a process of its own be given?
@@ -177,6 +176,11 @@ class _Source:
                     f"{self.file} imports the module {sibling}, and would be given {given}: Python "
                     f"keeps one module of the name {name}. Give one of them another name"
                 )
+
+
+def _loaded(name: str) -> Path | None:
+    """The file or folder of the module of some name that this process has loaded."""
+    return _place_of(getattr(sys.modules.get(name), "__spec__", None))
 
 
 def _find(name: str) -> Path | None:

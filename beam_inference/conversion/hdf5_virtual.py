@@ -38,6 +38,7 @@ class VirtualChunks:
         self._path = path
         self._dataset = dataset
         self._sources = list(dataset.virtual_sources())
+        self._targets = [_dense_box(each.vspace, dataset.shape) for each in self._sources]
         self._indexes: dict[int, ChunkIndex] = {}
         self._wholly_checked: set[int] = set()
 
@@ -55,8 +56,7 @@ class VirtualChunks:
             part.indices(extent)[:2]
             for part, extent in zip(index, self._dataset.shape, strict=True)
         ]
-        for number, source in enumerate(self._sources):
-            target = _dense_box(source.vspace, self._dataset.shape)
+        for number, (source, target) in enumerate(zip(self._sources, self._targets, strict=True)):
             if number in self._wholly_checked or not _meets(target, window):
                 continue
             with self._open(source) as part:

@@ -74,7 +74,7 @@ class ChannelDistances:
 
     @property
     def worst(self) -> tuple[float, float]:
-        """Of the channel that is farthest off for its scale: ``typical``, and ``scale``."""
+        """The channel that is farthest off for its scale: its ``typical``, and its ``scale``."""
         channel = int(np.argmax(self.typical / self.scale))
         return float(self.typical[channel]), float(self.scale[channel])
 

@@ -294,8 +294,9 @@ def _check_earlier_launches(
     config = planned.config
     counted = job if earlier is None else job.with_roi(earlier.roi)
     with _state_errors():
+        owner = owner_of(job, state)
         for output in planned.volumes.values():
-            check_owner(output.spec.url, owner_of(job, state), config.storage)
+            check_owner(output.spec.url, owner, config.storage)
         return check_receipts(state.of(counted), counted, planned)
 
 

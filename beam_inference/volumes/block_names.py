@@ -180,12 +180,12 @@ def _check_shards(name: str, folder: Path, stored: Json) -> None:
     if not scale.get("sharding") or not folder.is_dir():
         return
     sharding = Sharding.of(scale)
+    most = most_block_bytes(stored)
     for number, path in enumerate(local_shards(folder, _MOST_ENTRIES)):
         is_named = _SHARD.fullmatch(path.name) is not None
         if not is_named or (number >= _MOST_SHARDS and int(path.stem, 16) < sharding.shards):
             continue
         status = path.stat()
-        most = most_block_bytes(stored)
         fault = shard_fault(path, sharding, most, status.st_size, status.st_mtime_ns)
         if fault is not None:
             raise VolumeError(
