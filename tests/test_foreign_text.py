@@ -93,9 +93,9 @@ def test_control_characters_are_written_out():
     ids=["string", "list", "mapping", "integer", "bytes"],
 )
 def test_large_values_are_short(value):
-    start = time.monotonic()
+    start = time.process_time()
     assert len(shorten_value(value)) <= 220
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 20
 
 
 def test_values_that_repeat_themselves_are_short():
@@ -118,9 +118,9 @@ def test_small_values_are_shown_as_they_are():
     "text", ["://:" * 10**6, "?a" * 10**6, "%25" * 10**6, "token=" * 10**6], ids=len
 )
 def test_no_text_takes_long(text):
-    start = time.monotonic()
+    start = time.process_time()
     clean_text(text)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 20
 
 
 class Unspeakable(Exception):

@@ -84,7 +84,7 @@ def test_a_clock_jumps_for_those_who_see_it_alone(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
+        timeout=90,
         cwd=tmp_path,
         env={**os.environ, **variables},
     )

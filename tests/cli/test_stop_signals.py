@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,15 @@ pathlib.Path("imported").touch()
 """
 
 _PROGRAM = """
-import signal, sys
+import pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from beam_inference.cli import main, stop_signals
-stop_signals._LONGEST_IMPORT = 1.0
+stop_signals._LONGEST_IMPORT = 10.0
 def action(_):
     import slow_module
     import time
-    time.sleep(30)
+    time.sleep(300)
+    pathlib.Path("waited").touch()
     return 0
 main.jobs.status = action
 sys.exit(main.main(["status", "job.yaml"]))
@@ -39,7 +39,7 @@ sys.exit(main.main(["status", "job.yaml"]))
         (signal.SIGTERM, 0.4, True),
         pytest.param(signal.SIGINT, 0.4, True, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 0.4, True, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 30, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 300, False, marks=pytest.mark.slow),
     ],
     ids=["SIGTERM", "Ctrl-C", "SIGUSR1", "an import without end"],
 )
@@ -49,18 +49,17 @@ def test_an_import_comes_to_its_end(
     module = _SLOW_MODULE.format(number=int(number), seconds=seconds)
     (tmp_path / "slow_module.py").write_text(module)
     program = [sys.executable, "-c", _PROGRAM]
-    start = time.monotonic()
     done = subprocess.run(
         program,
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
     assert (tmp_path / "imported").exists() == is_finished
-    assert time.monotonic() - start < 28
+    assert not (tmp_path / "waited").exists()
 
 
 _ELSEWHERE = """
@@ -73,6 +72,7 @@ try:
     with requests_to_stop():
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         time.sleep(30)
+        print("waited")
 except AskedToStop:
     assert [signal.getsignal(number) for number in numbers] == before
     print("asked to stop")
@@ -85,6 +85,6 @@ def test_elsewhere_it_ends_at_once_and_handlers_are_put_back() -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=25,
+        timeout=110,
     )
     assert (done.returncode, done.stdout) == (0, "asked to stop\n"), done.stderr

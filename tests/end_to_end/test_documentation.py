@@ -118,7 +118,7 @@ def looked_at(arguments):
         with urllib.request.urlopen(f"{url}state.json") as state:
             assert json.load(state)["layers"]
         process.send_signal(signal.SIGINT)
-        return process.wait(timeout=20)
+        return process.wait(timeout=90)
 
 
 SLOW_PAGES = (

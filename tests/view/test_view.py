@@ -369,5 +369,5 @@ def test_the_server_ends_quietly_when_it_is_interrupted(volume_in, end):
         ):
             assert json.load(answer)["scales"]
             process.send_signal(end)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=90)
     assert (process.returncode, out, err) == (0, "", f"in: file://{volume_in}\n")
