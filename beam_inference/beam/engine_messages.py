@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from beam_inference.beam.job_server import message_of_log
+from beam_inference.foreign_text import clean_text
 
 _MEANINGS = (
     (
@@ -39,11 +40,47 @@ _MEANINGS = (
         "restart-strategy.type: fixed-delay in its configuration; run again for what is missing",
     ),
     (
+        r"CANCELLED: (?:client cancelled|call already cancelled)|Runner closed connection",
+        "a worker process was lost: killed, out of memory, or no longer reached. See the log of "
+        "the worker pool on its host",
+    ),
+    (
         r"failed in state CANCELLED|JobCancell?edException|JobCancellationException|"
         r"Job was cancelled",
         "the job was cancelled on its engine, not by this launch. Run again to do what is missing",
     ),
 )
+
+
+_OWN = re.compile(r"beam_inference(?:\.\w+)+: (.+)")
+_STEP = re.compile(r"\s*\[?while running '[^']*'\]?")
+
+
+def explain_text(text: str) -> str:
+    """Return one line that tells why a runner failed; empty if it said nothing.
+
+    Args:
+        text: what it raised, which may hold the stacks of Python's and Java's exceptions.
+    """
+    own = find_own_messages(text)
+    message = own[-1] if own else translate(text) or _last_line(text)
+    return clean_text(without_step(message))
+
+
+def find_own_messages(text: str) -> list[str]:
+    """Return the messages of our own errors in a text that holds stacks of Python."""
+    return _OWN.findall(text)
+
+
+def without_step(message: str) -> str:
+    """Return a message without the step of the pipeline that Beam adds to it."""
+    return _STEP.sub("", message)
+
+
+def _last_line(text: str) -> str:
+    """The last line of a text; with the one before, where it is no more than an address."""
+    *before, last = text.splitlines() or [""]
+    return f"{before[-1].strip()} {last}" if before and last.startswith("http") else last
 
 
 def translate(text: str) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import signal
 import threading
 import time
@@ -20,10 +19,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult
 
 from beam_inference.beam.cancellation import Cancellation
-from beam_inference.beam.engine_messages import translate
+from beam_inference.beam.engine_messages import explain_text, find_own_messages, without_step
 from beam_inference.beam.flags import has_no_workers, with_job_name, with_partitions
 from beam_inference.beam.idle_cluster import IdleCluster
-from beam_inference.beam.job_page import JobPage
+from beam_inference.beam.job_news import JobNews
 from beam_inference.beam.job_server import job_server
 from beam_inference.beam.progress import Progress
 from beam_inference.errors import INTERRUPTED, BeamInferenceError, WorkerFault
@@ -101,7 +100,7 @@ def execute(
     stop = _Stop()
     options = with_job_name(options, name)
     cancellation = Cancellation(options)
-    page = JobPage(options)
+    news = JobNews(options)
     printed = CapturedStderr()
     with _signals(stop, stopping), progress, redirect_stderr(printed), ExitStack() as servers:
         thread = _PipelineThread(options, build, partitions, servers, stop)
@@ -115,7 +114,7 @@ def execute(
                 progress.say(f"stopping: {stopping.notice} (once more: end at once)")
                 _try_to_stop(request_stop)
                 cancellation.begin()
-            for line in (page.look(), cancellation.look(thread.result)):
+            for line in (news.look(), cancellation.look(thread.result)):
                 if line is not None:
                     progress.say(line)
             if cancellation.is_over(thread.result):
@@ -197,31 +196,18 @@ class _PipelineThread(threading.Thread):
 def explain(error: BaseException) -> str:
     """Return one message for an error that a runner raised.
 
-    It is the message of our own error inside the runner's, if there is one, and else the last line
-    of the runner's.
+    It is the message of our own error inside the runner's, if there is one; else what the runner's
+    means, where that is known; else its last line.
     """
     own = _own_error(error)
     text = str(error if own is None else own).strip()
     if "Channel closed prematurely" in text:
         return "a worker process died (killed, or out of memory); its runner does not start another"
-    if own is None and (told := translate(text)) is not None:
-        return clean_text(told)
-    messages = re.findall(r"beam_inference(?:\.\w+)+: (.+)", text)
     # Dataflow says this where the job's log says nothing.
     text = text.removesuffix("Error:\nNone").strip()
-    if messages:
-        message = messages[-1]
-    elif own is not None and text:
-        message = text
-    else:
-        message = _last_line(text) or type(error).__name__
-    return clean_text(re.sub(r"\s*\[?while running '[^']*'\]?", "", message))
-
-
-def _last_line(text: str) -> str:
-    """The last line of a text; with the one before, where it is no more than an address."""
-    *before, last = text.splitlines() or [""]
-    return f"{before[-1].strip()} {last}" if before and last.startswith("http") else last
+    if own is not None and not find_own_messages(text):
+        return clean_text(without_step(text)) or type(error).__name__
+    return explain_text(text) or type(error).__name__
 
 
 def _own_error(error: BaseException) -> BeamInferenceError | None:

@@ -79,6 +79,26 @@ class FlinkJob(BaseModel):
         return self.state in ("FINISHED", "FAILED", "CANCELED")
 
 
+class FlinkFailure(BaseModel):
+    """Why a task of a job failed.
+
+    Attributes:
+        trace: the stack of a Java exception.
+        at_ms: when it failed, since 1970.
+    """
+
+    trace: str = Field(alias="stacktrace")
+    at_ms: int = Field(alias="timestamp")
+
+
+class _History(BaseModel):
+    entries: list[FlinkFailure]
+
+
+class _Exceptions(BaseModel):
+    history: _History = Field(alias="exceptionHistory")
+
+
 class _Overview(BaseModel):
     version: str = Field(alias="flink-version")
 
@@ -161,6 +181,11 @@ class FlinkCluster:
     def jobs(self) -> list[FlinkJob]:
         """All jobs that the cluster remembers."""
         return self._ask("/jobs/overview", _Jobs).jobs
+
+    def last_failure(self, job: FlinkJob) -> FlinkFailure | None:
+        """The latest of a job's failures, if there was one."""
+        entries = self._ask(f"/jobs/{job.id}/exceptions", _Exceptions).history.entries
+        return max(entries, key=lambda failure: failure.at_ms, default=None)
 
     def page_of(self, job: FlinkJob) -> str:
         """Address of a job's page, for people."""

@@ -20,6 +20,22 @@ exit codes: 0 complete, 1 failed, 2 bad input,
 75 stopped as --shard or --stop_after asks: run it again, 130 interrupted
 """
 
+BEAM_FLAGS = {
+    "here": "--direct_running_mode=multi_processing --direct_num_workers=4",
+    "Dataflow": "--runner=DataflowRunner --project=… --region=… --sdk_container_image=…",
+    "Dask": "--runner=DaskRunner --dask_client_address=tcp://scheduler:8786",
+    "Flink": (
+        "--runner=FlinkRunner --flink_master=jobmanager:8081 "
+        "--environment_type=EXTERNAL --environment_config=localhost:50000"
+    ),
+    "Spark": (
+        "--runner=SparkRunner --spark_master_url=spark://master:7077 "
+        "--environment_type=EXTERNAL --environment_config=localhost:50000"
+    ),
+    "Prism": "--runner=PrismRunner",
+}
+"""Flags of Apache Beam that a command may be given, by where its work is done."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -121,11 +137,27 @@ def set_action(
         action: called with the options; returns an exit code.
         takes_beam_flags: whether flags of Apache Beam may follow.
     """
+    if takes_beam_flags:
+        parser.epilog = f"{_list_beam_flags()}\n{parser.epilog}"
     parser.set_defaults(
         options=options,
         action=lambda arguments: action(options.from_arguments(arguments)),
         takes_beam_flags=takes_beam_flags,
     )
+
+
+def _list_beam_flags() -> str:
+    lines = [
+        textwrap.fill(
+            f"  {place:10}{flags}",
+            100,
+            subsequent_indent=12 * " ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        for place, flags in BEAM_FLAGS.items()
+    ]
+    return "\n".join(["flags of Apache Beam, by where the work is done:", *lines, ""])
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,11 @@
 """A pipeline that was asked to stop, where nobody reads that request."""
 
 import pytest
+from fakes.clock import Clock
 from fakes.flink_rest import FlinkStandIn, StandInJob
 
 from beam_inference.beam.cancellation import Cancellation
 from beam_inference.beam.flags import beam_options, with_job_name
-from beam_inference.beam.job_page import JobPage
 
 
 class Result:
@@ -15,15 +15,6 @@ class Result:
 
     def cancel(self):
         self.cancelled = True
-
-
-class Clock:
-    """Time that passes as a test says."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
@@ -89,21 +80,6 @@ def test_the_local_runner_is_never_cancelled():
     clock.now += 300
     assert cancellation.look(Result()) is None
     assert not cancellation.is_over(None)
-
-
-def test_the_page_of_a_job_is_told_once(flink):
-    clock = Clock()
-    flags = ["--runner=FlinkRunner", f"--flink_master={flink.url}"]
-    page = JobPage(with_job_name(beam_options(flags), "launch"), clock)
-    clock.now += 3
-    assert page.look() is None
-    flink.jobs = [StandInJob("launch", running=1)]
-    assert page.look() is None, "not so soon"
-    clock.now += 3
-    job = flink.jobs[0].id
-    assert page.look() == f"Flink job {job}: {flink.url}/#/job/running/{job}"
-    clock.now += 3
-    assert page.look() is None
 
 
 def test_a_name_that_was_given_stays():

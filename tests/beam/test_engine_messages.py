@@ -33,6 +33,11 @@ STATE = "Pipeline beam-inference-1cd4_84ee failed in state FAILED: "
             "NoRestartBackoffTimeStrategy",
             "restart-strategy.type",
         ),
+        (
+            f"{STATE}org.apache.beam.vendor.grpc.v1p69p0.io.grpc.StatusRuntimeException: "
+            "CANCELLED: client cancelled",
+            "a worker process was lost",
+        ),
         ("ModuleNotFoundError: No module named 'beam_inference'", "lack the package"),
         ("Pipeline x_y failed in state CANCELLED: unknown error", "was cancelled on its engine"),
         (

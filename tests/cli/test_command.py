@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from beam_inference.cli.command import Options
+from beam_inference.beam.flags import beam_options
+from beam_inference.cli.command import BEAM_FLAGS, Options
 from beam_inference.cli.main import command_parser, main
 from beam_inference.config.plugins import GROUPS, list_plugins
 
@@ -30,6 +31,16 @@ def test_every_command_has_examples_that_can_be_typed(name, line):
     assert (program, words[0]) == ("beam-inference", name)
     assert not beam_flags or arguments.takes_beam_flags
     assert all(flag.startswith("--") for flag in beam_flags)
+
+
+@pytest.mark.parametrize("place", BEAM_FLAGS)
+def test_flags_of_beam_in_the_help_are_flags_of_beam(place, capsys):
+    flags = BEAM_FLAGS[place].split()
+    beam_options([flag.replace("…", "x") for flag in flags])
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    told = capsys.readouterr().out
+    assert all(flag in told for flag in flags)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])

@@ -35,6 +35,23 @@ class StandInJob:
     running: int
     id: str = "79c21ce80bdad52f3fda3e001e578f92"
     state: str = "RUNNING"
+    failures: list[str] = field(default_factory=list)
+
+    def exceptions(self) -> dict[str, object]:
+        """As ``/jobs/ID/exceptions`` has its failures, the latest first."""
+        entries = [
+            {
+                "exceptionName": trace.partition(":")[0],
+                "stacktrace": trace,
+                "timestamp": 1795479108000 + number,
+                "failureLabels": {},
+                "taskName": "InferVolume (1/2)",
+                "concurrentExceptions": [],
+            }
+            for number, trace in enumerate(self.failures)
+        ]
+        history = {"entries": entries[::-1], "truncated": False}
+        return {"all-exceptions": [], "truncated": False, "exceptionHistory": history}
 
     def json(self) -> dict[str, object]:
         """As the REST interface has it."""
@@ -79,6 +96,7 @@ class FlinkStandIn(HttpStandIn):
             "/jobmanager/config": settings,
             "/jobs/overview": {"jobs": [job.json() for job in self.jobs]},
         }
+        answers |= {f"/jobs/{job.id}/exceptions": job.exceptions() for job in self.jobs}
         if request.path not in answers:
             self.faults.append(f"{request.method} {request.target}")
         return Response.of_json(answers.get(request.path, {}))
