@@ -70,6 +70,12 @@ class Engine:
         if isinstance(self.cluster, FlinkOnHosts):
             wait_until(self._is_idle, "all slots free")
 
+    def count_jobs(self):
+        """How many jobs the engine was given since it began."""
+        if isinstance(self.cluster, FlinkOnHosts):
+            return len(self.cluster.cluster.jobs())
+        return self.cluster.here.log("master").count("Registered app ")
+
     def _is_idle(self):
         managers = self.cluster.cluster.task_managers()
         free = sum(manager.free_slots for manager in managers)
@@ -225,7 +231,9 @@ def test_the_job_server_of_the_page(engine, conv_job, tmp_path, result):
 
 def test_exchange_with_its_pyramid(engine, conv_exchange_job, tmp_path, result):
     path, expected = conv_exchange_job
+    before = engine.count_jobs()
     assert main(["run", path, *engine.flags, "--set", "output.pyramid={levels: 1}"]) == 0
+    assert engine.count_jobs() > before
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
     result("`strategy: exchange`, and a pyramid")
 
@@ -255,7 +263,9 @@ def test_commands_on_volumes(engine, words, volume_in, tmp_path, result):
         assert main([*(names.get(word, word) for word in words), *flags]) == 0
 
     run("here", [])
+    before = engine.count_jobs()
     run("there", engine.flags)
+    assert engine.count_jobs() > before
     here = files_of(tmp_path / "here")
     assert here
     assert files_of(tmp_path / "there") == here
@@ -271,7 +281,9 @@ def test_steps_one_after_the_other(engine, conv_job, tmp_path, result):
         "pyramid": "pyramid objects --num-scales 1",
     }
     path = str(write_job(tmp_path / "steps.yaml", {"steps": steps}))
+    before = engine.count_jobs()
     assert main(["run", path, *engine.flags]) == 0
+    assert engine.count_jobs() >= before + len(steps)
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
     there = files_of(tmp_path / "objects")
     shutil.rmtree(tmp_path / "objects")
@@ -435,6 +447,8 @@ def test_ctrl_c(engine, slow_job, times, tmp_path, result):
         begun = time.monotonic()
         out, err = run.communicate(timeout=90)
     assert run.returncode == 130, out + err
+    is_gentle = times == 1  # a second one ends the launch where it stands
+    assert ("to do what is missing" in out) == is_gentle
     result(f"Ctrl-C {('once', 'twice')[times - 1]}", f"{time.monotonic() - begun:.0f} s later 130")
     with start(path, engine.flags) as run:
         end_well(run, expected, tmp_path / "out")
