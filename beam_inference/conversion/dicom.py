@@ -38,10 +38,12 @@ from beam_inference.conversion.raw_array import scale_values
 from beam_inference.conversion.stored_files import (
     FILES_AT_A_TIME,
     StoredFile,
+    count_bytes,
     find_files,
     hash_contents,
     is_url,
     open_stream,
+    suffix_of,
 )
 from beam_inference.errors import (
     BeamInferenceError,
@@ -69,6 +71,9 @@ _HEADER_BYTES = 2**24
 """Bytes that a file of a slice may have beyond twice its voxels, in an object store."""
 _BEHIND_META = 0x00030000
 """The first tag behind those of the group that says how the others are written."""
+_PREAMBLE_BYTES = 132
+_PICTURES = ("Image Storage", "Dose Storage", "Segmentation Storage", "Parametric Map")
+"""Words in the names of the classes of files that hold pictures."""
 _PIXEL_DATA = (0x7FE0, 0x0010)
 """Group and number of the element that holds the pixels, unless they are floats."""
 _EXPLICIT_HEAD = 12
@@ -250,7 +255,7 @@ def holds_dicom(paths: Sequence[str], storage: Storage) -> bool:
 
 def _is_dicom(file: StoredFile) -> bool:
     with open_stream(file) as stream:
-        return stream.read(132)[128:] == b"DICM"
+        return stream.read(_PREAMBLE_BYTES)[128:] == b"DICM"
 
 
 def _paths(pattern: str) -> list[StoredFile]:
@@ -259,13 +264,9 @@ def _paths(pattern: str) -> list[StoredFile]:
         return [pattern]
     found = path.iterdir() if path.is_dir() else map(Path, glob.iglob(pattern))
     paths = sorted(
-        str(each.absolute())
-        for each in found
-        if each.is_file() and each.name != "DICOMDIR" and _is_dicom(str(each))
+        str(each.absolute()) for each in found if each.is_file() and each.name != "DICOMDIR"
     )
-    if not paths:
-        raise VolumeError(f"{pattern} holds no DICOM files")
-    return list(paths)
+    return _choose_dicom(pattern, paths, [_is_dicom(each) for each in paths])
 
 
 def _remote_files(url: str, storage: Storage) -> list[StoredFile]:
@@ -278,10 +279,37 @@ def _remote_files(url: str, storage: Storage) -> list[StoredFile]:
         are_dicom = list(executor.map(_is_dicom, files))
     if is_range(url) and not all(are_dicom):
         raise VolumeError(f"{files[are_dicom.index(False)]} is no DICOM file")
+    return _choose_dicom(url, files, are_dicom)
+
+
+def _choose_dicom(
+    pattern: str, files: Sequence[StoredFile], are_dicom: Sequence[bool]
+) -> list[StoredFile]:
+    """The files that are DICOM's.
+
+    Raises:
+        VolumeError: there are none, or another one looks like a slice of which little is left.
+    """
     found = [file for file, is_dicom in zip(files, are_dicom, strict=True) if is_dicom]
     if not found:
-        raise VolumeError(f"{url} names no DICOM files")
+        raise VolumeError(f"{pattern} holds no DICOM files")
+    kinds = {_kind_of_name(file) for file in found}
+    for file, is_dicom in zip(files, are_dicom, strict=True):
+        kind = _kind_of_name(file)
+        is_cut = kind in kinds and count_bytes(file) < _PREAMBLE_BYTES
+        if not is_dicom and (kind == ".dcm" or is_cut):
+            raise VolumeError(
+                f"{file} has the name of a DICOM file, but does not begin as one, and has "
+                f"{count_bytes(file):,} bytes: a slice would be missing. Copy it again; or name "
+                "the others alone, if it is none of them."
+            )
     return found
+
+
+def _kind_of_name(file: StoredFile) -> str:
+    """The suffix of a file; the numbers that scanners put there are none."""
+    suffix = suffix_of(file)
+    return "" if suffix[1:].isdecimal() else suffix
 
 
 def _read_header(file: StoredFile) -> list[_Slice]:
@@ -299,15 +327,40 @@ def _read_header(file: StoredFile) -> list[_Slice]:
             )
         stream.seek(0)
         header = pydicom.dcmread(stream, stop_before_pixels=True)
+        has_pixels = bool(stream.read(1))
+        stream.seek(-int(has_pixels), io.SEEK_CUR)
+        if "Rows" in header and not has_pixels:
+            raise VolumeError(f"{file} ends before its pixels: it was cut off. Copy it again.")
         if "Rows" not in header:
+            _check_no_picture(file, header)
             return []
         slices = _describe(file, header)
-        _check_pixel_bytes(file, header, _pixel_bytes(header, stream), len(slices))
+        _check_pixel_bytes(file, header, _pixel_bytes(file, header, stream), len(slices))
         return slices
 
 
-def _pixel_bytes(header: Any, stream: BinaryIO) -> int | None:
-    """Bytes of the pixels, which come next in a file; None where they are packed, or floats."""
+def _check_no_picture(file: StoredFile, header: Any) -> None:
+    """Refuse a file without rows that states to be a picture, or does not get as far as to say.
+
+    Raises:
+        VolumeError: it ends within its header.
+    """
+    pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
+    kind = pydicom.uid.UID(header.get("SOPClassUID", ""))
+    whole = str(header.file_meta.get("MediaStorageSOPClassUID", ""))
+    is_cut = not kind or (kind != whole and whole.startswith(kind))
+    if is_cut or any(word in kind.name for word in _PICTURES):
+        raise VolumeError(
+            f"{file} ends within its header: it was cut off, and a slice would be missing. Copy it "
+            "again."
+        )
+
+
+def _pixel_bytes(file: StoredFile, header: Any, stream: BinaryIO) -> int | None:
+    """Bytes of the pixels, which come next in a file; None where they are packed, or floats.
+
+    Of a file that was cut off within them, those that are there.
+    """
     pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
     syntax = pydicom.uid.UID(header.file_meta.get("TransferSyntaxUID", ""))
     if not syntax.is_transfer_syntax or syntax.is_compressed:
@@ -317,8 +370,10 @@ def _pixel_bytes(header: Any, stream: BinaryIO) -> int | None:
     head = stream.read(_EXPLICIT_HEAD)
     if head[:4] != struct.pack(f"{order}HH", *_PIXEL_DATA) or len(head) < _EXPLICIT_HEAD:
         return None
-    length: int = struct.unpack_from(f"{order}I", head, 4 if is_implicit else 8)[0]
-    return length
+    behind_kind = 4 if is_implicit else 8
+    length: int = struct.unpack_from(f"{order}I", head, behind_kind)[0]
+    start = stream.tell() - _EXPLICIT_HEAD + behind_kind + 4
+    return min(length, count_bytes(file) - start)
 
 
 def _check_pixel_bytes(file: StoredFile, header: Any, found: int | None, frames: int) -> None:

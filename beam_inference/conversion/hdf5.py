@@ -72,7 +72,7 @@ _BIGDATAVIEWER = re.compile(r"t\d+/s\d+/\d+/cells")
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Source:
-    """A dataset with the axes z, y, x and perhaps one of channels.
+    """A dataset with the axes z, y, x, and perhaps one of channels and one of a single time.
 
     Attributes:
         path: the file.
@@ -123,7 +123,9 @@ class Hdf5Source:
                 raise PermanentReadError(
                     f"cannot read {box} of {self.path}:{self.dataset}: {error}"
                 ) from error
-            return np.ascontiguousarray(as_czyx(array, self.axes), dtype=self.info.dtype)
+            array = array.reshape(_without_time(self.axes, array.shape))
+            czyx = as_czyx(array, self.axes.replace("T", ""))
+            return np.ascontiguousarray(czyx, dtype=self.info.dtype)
 
         weakref.finalize(read, file.close)
         return read
@@ -138,12 +140,12 @@ class Hdf5Source:
         if offset is None:
             return []
         dtype = f"V{dataset.id.get_type().get_size()}"
-        layout = RawLayout(dtype, tuple(map(int, dataset.shape)), self.axes, offset)
+        layout = _raw_layout(dataset, dtype, self.axes, offset)
         return layout.places(box.translate(zyx.subtract((0, 0, 0), self.info.bounds.start)))
 
 
 def hdf5_source(path: StoredFile, name: str | None) -> Hdf5Source:
-    """The dataset ``name`` of a file, or the only one with three or four axes.
+    """The dataset ``name`` of a file, or the only one that may be a volume.
 
     Raises:
         VolumeError: there is no such dataset, or it is no volume of numbers, or HDF5's library
@@ -209,8 +211,7 @@ def _dataset_source(path: StoredFile, name: str) -> Hdf5Source | None:
         axes = _axes(f"{path}:{name}", dataset)
         info = _info(f"{path}:{name}", dataset, axes, notes)
         if isinstance(path, RemoteFile) and not dataset.chunks:
-            shape = tuple(map(int, dataset.shape))
-            layout = RawLayout(f"V{dataset.dtype.itemsize}", shape, axes, 0)
+            layout = _raw_layout(dataset, f"V{dataset.dtype.itemsize}", axes, 0)
             info = replace(info, grain=remote_grain(layout))
         if _BIGDATAVIEWER.fullmatch(posixpath.normpath(name)) and dataset.dtype == np.int16:
             note = "its int16 are BigDataViewer's, which stand for uint16, and are read as such"
@@ -223,6 +224,16 @@ def _dataset_source(path: StoredFile, name: str) -> Hdf5Source | None:
                 check_plain_size(f"{path}:{name}", dataset)
             _check_decodable(f"{path}:{name}", dataset)
     return Hdf5Source(path, name, axes, info)
+
+
+def _raw_layout(dataset: Any, dtype: str, axes: str, offset: int) -> RawLayout:
+    shape = _without_time(axes, dataset.shape)
+    return RawLayout(dtype, shape, axes.replace("T", ""), offset)
+
+
+def _without_time(axes: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of an array without its axis of time, if it has one, whose extent is one."""
+    return tuple(int(extent) for axis, extent in zip(axes, shape, strict=True) if axis != "T")
 
 
 def _info(name: str, dataset: Any, axes: str, more_notes: tuple[str, ...]) -> SourceInfo:
@@ -270,11 +281,12 @@ def dataset_names(path: str) -> list[str]:
 
 
 def _volume_names(file: Any) -> list[str]:
-    """Names of the datasets with three or four axes, of the first few."""
+    """Names of the datasets that may be volumes, by their number of axes; of the first few."""
     names: list[str] = []
 
     def visit(name: str, item: Any) -> bool | None:
-        if len(getattr(item, "shape", None) or ()) in (3, 4):
+        shape = getattr(item, "shape", None) or ()
+        if len(shape) in (3, 4) or (len(shape) == 5 and 1 in shape):
             names.append(name)
         return True if len(names) > _NAMES_IN_MESSAGE else None  # a value ends the visit
 
@@ -295,9 +307,15 @@ def _axes(name: str, dataset: Any) -> str:
     """
     labels = "".join(text[:1].upper() for text in _labels(dataset) or _axistags(dataset))
     axes = labels if len(labels) == dataset.ndim else "CZYX"[-dataset.ndim :]
-    if sorted(axes) not in (sorted("ZYX"), sorted("CZYX")) or len(axes) != dataset.ndim:
+    of_voxels = axes.replace("T", "", 1)
+    if sorted(of_voxels) not in (sorted("ZYX"), sorted("CZYX")) or len(axes) != dataset.ndim:
         raise VolumeError(
             f"{name} has the axes {axes} of {dataset.shape}; expected z, y, x, and perhaps channels"
+        )
+    if "T" in axes and dataset.shape[axes.index("T")] != 1:
+        raise VolumeError(
+            f"{name} has {dataset.shape[axes.index('T')]} times: convert reads one. Save one of "
+            "them as a dataset of its own."
         )
     return axes
 

@@ -235,14 +235,34 @@ def test_hdf5(tmp_path):
         source_of(path, "list")
 
 
+def write_ilastik(path, array, axes, **keys):
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("exported_data", data=array, **keys)
+        tags = [{"key": axis, "typeFlags": 2, "resolution": 0} for axis in axes]
+        dataset.attrs["axistags"] = json.dumps({"axes": tags})
+
+
 @pytest.mark.parametrize("axes", ["zyxc", "xyz", "czyx"])
 def test_axes_of_hdf5_as_ilastik_states_them(tmp_path, axes):
     array = random_array("uint8", (3, 4, 5, 6)[: len(axes)])
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        dataset = file.create_dataset("exported_data", data=array)
-        keys = [{"key": axis, "typeFlags": 2, "resolution": 0} for axis in axes]
-        dataset.attrs["axistags"] = json.dumps({"axes": keys})
+    write_ilastik(tmp_path / "a.h5", array, axes)
     assert_holds(source_of(tmp_path / "a.h5"), as_czyx(array, axes.upper()))
+
+
+@pytest.mark.parametrize("chunks", [None, True])
+@pytest.mark.parametrize("axes", ["tzyxc", "ctzyx", "tzyx", "zyxt"])
+def test_one_time_of_hdf5_is_a_volume(tmp_path, axes, chunks):
+    extents = {"t": 1, "z": 4, "y": 5, "x": 6, "c": 2}
+    array = random_array("uint8", [extents[axis] for axis in axes])
+    write_ilastik(tmp_path / "a.h5", array, axes, chunks=chunks)
+    volume = array.reshape([extents[axis] for axis in axes if axis != "t"])
+    assert_holds(source_of(tmp_path / "a.h5"), as_czyx(volume, axes.replace("t", "").upper()))
+
+
+def test_several_times_of_hdf5_are_refused(tmp_path):
+    write_ilastik(tmp_path / "a.h5", random_array("uint8", (2, 3, 4, 5, 1)), "tzyxc")
+    with pytest.raises(VolumeError, match="has 2 times: convert reads one"):
+        source_of(f"{tmp_path}/a.h5:exported_data")
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])

@@ -1,5 +1,6 @@
 """Files of microscopes and scanners: CZI, LIF, ND2, IMS, DICOM and whole slides."""
 
+import re
 import struct
 import sys
 
@@ -237,6 +238,40 @@ class TestDicom:
         with pytest.raises(VolumeError, match="two slices of .* are at one place"):
             dicom_series(str(tmp_path / "ct"), None)
 
+    def test_a_slice_that_was_cut_off_anywhere_is_not_left_out(self, tmp_path):
+        write_dicom(tmp_path / "ct", random_array("uint16", (4, 4, 4)))
+        last = max((tmp_path / "ct").iterdir(), key=z_of_dicom)
+        whole = last.read_bytes()
+        pixels = whole.index(b"\xe0\x7f\x10\x00")
+        for length in (0, 1, 131, 132, *range(133, pixels, 7), pixels, len(whole) - 1):
+            last.write_bytes(whole[:length])
+            with pytest.raises(VolumeError, match=re.escape(last.name)):
+                dicom_series(str(tmp_path / "ct"), None)
+        last.rename(last.with_suffix(""))
+        last.with_suffix("").write_bytes(b"no DICOM, and of another kind by its name")
+        assert dicom_series(str(tmp_path / "ct"), None).info.bounds.shape == (3, 4, 4)
+
+    def test_an_empty_file_among_slices_without_suffix(self, tmp_path):
+        write_dicom(tmp_path / "ct", random_array("uint16", (4, 4, 4)))
+        for number, path in enumerate(sorted((tmp_path / "ct").iterdir())):
+            path.rename(path.with_name(f"IM{number}"))
+        (tmp_path / "ct/IM0").write_bytes(b"")
+        with pytest.raises(VolumeError, match="IM0 has the name of a DICOM file"):
+            dicom_series(str(tmp_path / "ct"), None)
+
+    def test_files_beside_the_pictures_are_left_out(self, tmp_path):
+        import pydicom
+
+        write_dicom(tmp_path / "ct", random_array("uint16", (3, 4, 4)))
+        report = pydicom.dcmread(next((tmp_path / "ct").iterdir()))
+        for name in ("Rows", "Columns", "PixelData"):
+            delattr(report, name)
+        report.SOPClassUID = pydicom.uid.BasicTextSRStorage
+        report.save_as(tmp_path / "ct/report.dcm")
+        (tmp_path / "ct/.DS_Store").write_bytes(b"")
+        (tmp_path / "ct/notes.txt").write_bytes(b"")
+        assert dicom_series(str(tmp_path / "ct"), None).info.bounds.shape == (3, 4, 4)
+
     def test_files_that_change_are_noticed(self, tmp_path):
         from beam_inference.errors import WorkerFault
 
@@ -245,6 +280,12 @@ class TestDicom:
         next((tmp_path / "ct").iterdir()).write_bytes(b"other")
         with pytest.raises(WorkerFault, match="not those of the launch"):
             source.open()
+
+
+def z_of_dicom(path):
+    import pydicom
+
+    return float(pydicom.dcmread(path).ImagePositionPatient[2])
 
 
 @pytest.fixture
