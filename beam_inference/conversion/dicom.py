@@ -135,6 +135,11 @@ class DicomSeries:
         return {"dicom": self._folder, "files": self.files_hash}
 
     @property
+    def files(self) -> Sequence[StoredFile]:
+        """The files that hold its voxels."""
+        return [file for file, _ in self.frames]
+
+    @property
     def _folder(self) -> str:
         first = self.frames[0][0]
         if isinstance(first, RemoteFile):

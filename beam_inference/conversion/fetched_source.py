@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from beam_inference.config.fields import Json
 from beam_inference.conversion.protocol import Read, Source, SourceInfo, Voxels
 from beam_inference.conversion.raw_array import reserve
+from beam_inference.conversion.stored_files import StoredFile
 from beam_inference.errors import (
     PermanentReadError,
     TransientReadError,
@@ -60,6 +61,11 @@ class FetchedSource:
     def identity(self) -> Json:
         """Those of the file, and which volume in it is meant."""
         return self.file.identity | {"dataset": self.dataset, "scale": self.scale}
+
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """The files that hold its voxels."""
+        return [self.file]
 
     def open(self) -> Read:
         """Copy the file, unless this process has a copy, and open that."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from beam_inference.conversion.options import (
 )
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import Source, Voxels
+from beam_inference.conversion.stored_files import StoredFile
 from beam_inference.conversion.targets import FILE_FORMATS, check_file_can_hold, fill_file
 from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry import zyx
@@ -127,7 +129,8 @@ def plan_file_conversion(
         raise ConfigError(NO_VOXEL_SIZE + ", or --drop voxel-size to write it without")
     spec = FileSpec(box, info.channels, info.dtype, voxel_size_nm)
     check_file_can_hold(path, format, spec, options.drop)
-    _check_replaceable(Path(path), source_path, format, overwrite=options.overwrite)
+    named = [split_dataset(source_path)[0], *source.files]
+    _check_replaceable(Path(path), named, format, overwrite=options.overwrite)
     if format == "hdf5" and Path(path).exists():
         _check_no_other_datasets(path, dataset or DEFAULT_DATASET)
     return FileConversion(
@@ -144,20 +147,25 @@ def _local_path(path: str, format: str) -> str:
     return str(Path(local or path).absolute())
 
 
-def _check_replaceable(target: Path, source_path: str, format: str, *, overwrite: bool) -> None:
+def _check_replaceable(
+    target: Path, source_files: Sequence[StoredFile], format: str, *, overwrite: bool
+) -> None:
     """Refuse a target that exists and may not be replaced.
 
     Raises:
-        ConfigError: its folder does not exist, or it is the source.
+        ConfigError: its folder does not exist, or it is the source, or a part of it.
         StateError: it may not be replaced.
     """
     if not target.parent.is_dir():
         raise ConfigError(f"{target}: there is no folder {target.parent}")
     if not target.exists():
         return
-    source = Path(split_dataset(source_path)[0])
-    if source.exists() and target.samefile(source):
-        raise ConfigError(f"{target} is the source and would be overwritten: choose another place")
+    for file in source_files:
+        if isinstance(file, str) and _holds_file(target, Path(file)):
+            raise ConfigError(
+                f"{target} would be overwritten, and {file} of the source with it: choose another "
+                "place"
+            )
     _check_absent(target, overwrite=overwrite)
     if target.is_dir():
         others = [
@@ -168,6 +176,13 @@ def _check_replaceable(target: Path, source_path: str, format: str, *, overwrite
         if format != "png" or others:
             content = f" that holds {others[0]}" if others else ""
             raise StateError(f"{target} is a folder{content}: it is not replaced")
+
+
+def _holds_file(target: Path, file: Path) -> bool:
+    """Whether a file or folder is another one, or has it within."""
+    if not file.exists():
+        return False
+    return target.samefile(file) or file.resolve().is_relative_to(target.resolve())
 
 
 def _check_absent(target: Path, *, overwrite: bool) -> None:

@@ -123,6 +123,12 @@ class StoredVolume:
         missing = {"missing_chunks": self.missing_chunks} if self.missing_chunks else {}
         return {"volume": self.url, "scale": self.scale, **missing}
 
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """Its folder, if that is one of this machine."""
+        folder = local_folder(self.url)
+        return [] if folder is None else [str(folder)]
+
     def open(self) -> Read:
         """Open the volume."""
         return open_volume(self.url, scale=self.scale, storage=self.storage).read

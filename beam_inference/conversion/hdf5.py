@@ -33,7 +33,8 @@ from beam_inference.conversion.hdf5_file import (
     open_hdf5,
 )
 from beam_inference.conversion.hdf5_links import check_voxels_are_near, follow_links
-from beam_inference.conversion.hdf5_virtual import VirtualChunks
+from beam_inference.conversion.hdf5_virtual import OWN_FILE, VirtualChunks
+from beam_inference.conversion.named_files import file_beside
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
     FREE,
@@ -50,7 +51,7 @@ from beam_inference.conversion.protocol import (
     voxel_offset,
 )
 from beam_inference.conversion.raw_array import RawLayout, remote_grain
-from beam_inference.conversion.stored_files import StoredFile, file_identity
+from beam_inference.conversion.stored_files import StoredFile, file_identity, hash_contents
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -88,8 +89,19 @@ class Hdf5Source:
 
     @property
     def identity(self) -> Json:
-        """Path, size and time of the file, and the dataset's name."""
-        return file_identity(self.path) | {"dataset": self.dataset}
+        """Path, size and time of the file, the dataset's name, and the files of its parts."""
+        path, *parts = self.files
+        of_parts = {"parts": hash_contents(parts)} if parts else {}
+        return file_identity(path) | {"dataset": self.dataset, **of_parts}
+
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """The file, and those that a virtual dataset is put together from."""
+        with open_file(self.path) as file:
+            dataset = file[self.dataset]
+            parts = dataset.virtual_sources() if dataset.is_virtual else ()
+            names = {part.file_name for part in parts} - {OWN_FILE}
+        return [self.path, *(file_beside(self.path, name) for name in sorted(names))]
 
     def open(self) -> Read:
         """Open the file; HDF5 reads one window at a time.

@@ -17,7 +17,8 @@ from beam_inference.conversion.named_files import file_beside
 from beam_inference.conversion.protocol import import_library
 from beam_inference.conversion.stored_files import StoredFile
 
-_OWN_FILE = "."
+OWN_FILE = "."
+"""The name of a dataset's own file."""
 
 
 _Box: TypeAlias = Sequence[tuple[int, int]]
@@ -73,7 +74,7 @@ class VirtualChunks:
 
     @contextmanager
     def _open(self, source: Any) -> Iterator[Any]:
-        if source.file_name == _OWN_FILE:
+        if source.file_name == OWN_FILE:
             yield self._dataset.file[source.dset_name]
             return
         with self._open_file(file_beside(self._path, source.file_name)) as file:

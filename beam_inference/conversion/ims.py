@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,11 @@ class ImsSource:
     def identity(self) -> Json:
         """Path, size and time of the file, and the datasets' names."""
         return file_identity(self.path) | {"datasets": [each.dataset for each in self.channels]}
+
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """The files that hold its voxels."""
+        return [file for channel in self.channels for file in channel.files]
 
     def open(self) -> Read:
         """Open the file."""

@@ -18,7 +18,7 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import Read, SourceInfo, Voxels, header_errors
-from beam_inference.conversion.stored_files import file_identity
+from beam_inference.conversion.stored_files import StoredFile, file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.block_memory import check_block_memory
@@ -138,6 +138,11 @@ class PlaneSource:
     def identity(self) -> Json:
         """Path, size and time of the file, and the volume's name."""
         return file_identity(self.path) | {"volume": self.volume}
+
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """The files that hold its voxels."""
+        return [self.path]
 
     def open(self) -> Read:
         """Open the file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,6 +14,7 @@ import numpy as np
 
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.fields import Json
+from beam_inference.conversion.stored_files import StoredFile
 from beam_inference.errors import BeamInferenceError, ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -76,6 +77,10 @@ class Source(Protocol):
     @property
     def identity(self) -> Json:
         """JSON values that determine its voxels: a file that has changed is another source."""
+
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """The files that hold its voxels, or the folder of a volume of blocks, as far as known."""
 
     def open(self) -> Read:
         """Open it, once per process."""

@@ -217,6 +217,11 @@ class RawSource:
             "layout": [self.layout.dtype, list(self.layout.shape), self.layout.axes]
         }
 
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """The files that hold its voxels."""
+        return [self.file]
+
     def open(self) -> Read:
         """Open the file; a compressed one is unpacked, to a file that ends with the process."""
         file: StoredFile | IO[bytes] = self.file

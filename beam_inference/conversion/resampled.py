@@ -26,6 +26,7 @@ from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.conversion.find_source import find_source
 from beam_inference.conversion.options import ResamplingOptions
 from beam_inference.conversion.protocol import FREE, Read, Source, SourceInfo, Voxels
+from beam_inference.conversion.stored_files import StoredFile
 from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -92,6 +93,11 @@ class ResampledSource:
         stored = info.itemsize * voxels
         steps = 2 * _FLOAT_BYTES * info.channels * voxels
         return math.ceil(stored + steps) + operator_bytes(self.operators, info.channels)
+
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """The files that hold its voxels."""
+        return self.source.files
 
     def open(self) -> Read:
         """Open the source."""

@@ -98,6 +98,11 @@ class SliceStack:
         """The glob, and a hash of the files' names and contents, as far as these are known."""
         return {"slices": self.pattern, "files": self.files_hash}
 
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """The files that hold its voxels."""
+        return _paths(self.pattern, self.storage)
+
     def open(self) -> Read:
         """List the files again."""
         paths = _paths(self.pattern, self.storage)

@@ -533,6 +533,11 @@ class TiffPages:
         scale = {"scale": self.scale} if self.scale else {}
         return file_identity(self.path) | {"series": self.series} | scale
 
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """The files that hold its voxels."""
+        return [self.path]
+
     def open(self) -> Read:
         """Open the file; its list of pages is read once."""
         tiff = _open(self.path)

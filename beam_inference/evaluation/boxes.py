@@ -20,6 +20,7 @@ from beam_inference.conversion.blocks import default_block_shape
 from beam_inference.conversion.file_conversion import plan_file_conversion
 from beam_inference.conversion.options import ConversionOptions
 from beam_inference.conversion.protocol import FREE, Read, SourceInfo
+from beam_inference.conversion.stored_files import StoredFile
 from beam_inference.conversion.targets import FILE_FORMATS
 from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.foreign_text import shorten_text
@@ -432,6 +433,11 @@ class _Cutout:
     def identity(self) -> Json:
         """Nothing: a single file is written at once, and never continued."""
         return {}
+
+    @property
+    def files(self) -> Sequence[StoredFile]:
+        """None."""
+        return []
 
     def open(self) -> Read:
         """Return a function that takes voxels of a box."""

@@ -85,7 +85,7 @@ from beam_inference.volumes.outputs import (
     BlockLayout,
     check_output,
     default_bounds,
-    open_output,
+    find_output,
 )
 from beam_inference.worker.pace import LARGEST_DEPTH
 
@@ -638,7 +638,7 @@ def _find_output(
     layout = decide.decide_layout(config, bounds, written, earlier)
     config = decide.with_layouts(config, {OUTPUT: layout})
     spec = replace(describe_output(config, bounds, size), rest=voxels.rest)
-    existing = open_output(spec)
+    existing = find_output(spec)
     if existing is None:
         if output.bounds is None:
             padding = f"write output.bounds: {{start: [0, 0, 0], stop: {list(bounds.stop)}}}"
@@ -669,7 +669,7 @@ def _find_previews(
     found = {}
     for key, output in config.previews.items():
         spec = describe_preview(config.by_output[output], outputs[output].spec)
-        existing = open_output(spec)
+        existing = find_output(spec)
         if existing is not None and existing.bounds != spec.bounds:
             raise VolumeError(
                 f"{key}: the volume {spec.url} exists with bounds {existing.bounds}, and the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorstore as ts
@@ -14,11 +15,12 @@ from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.origin import AT_ZERO, Origin, pad_to_zero
+from beam_inference.geometry.origin import Origin, pad_to_zero
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.volumes.conditional_writes import change_json
 from beam_inference.volumes.detection import StoredVolume, volume_at
 from beam_inference.volumes.kvstores import kvstore_spec, one_line, open_kvstore, open_with
+from beam_inference.volumes.ome_zarr import GroupScale
 from beam_inference.volumes.opening import as_volume, open_source
 from beam_inference.volumes.sharding import stored_shard_shape
 from beam_inference.volumes.volume import Volume
@@ -61,7 +63,7 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
     """Open the existing output for writing.
 
     Args:
-        spec: what the output is to be.
+        spec: what the output is.
         keep_blank: whether blocks of zeros are written like any other. If not, blocks of zeros that
             are written are absent, and those that were there before are deleted.
 
@@ -71,6 +73,23 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
     Raises:
         VolumeError: something else is there, or a volume that differs from ``spec``.
     """
+    volume = find_output(spec, keep_blank=keep_blank)
+    if volume is not None and volume.bounds != spec.bounds:
+        raise VolumeError(
+            f"the output {spec.url} has the bounds {volume.bounds}, and the job's has "
+            f"{spec.bounds}: its metadata were changed, or it is another volume. Put it back, or "
+            "choose another output.path."
+        )
+    return volume
+
+
+def find_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
+    """Open the existing output for writing, whatever its bounds; see :func:`open_output`.
+
+    Raises:
+        VolumeError: something else is there, or a volume that differs from ``spec`` but for its
+            bounds.
+    """
     stored = volume_at(spec.url, spec.storage)
     if stored is None:
         return None
@@ -79,8 +98,11 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
             f"the output {spec.url} exists as {stored.driver}, the job says format: {spec.format}. "
             "Choose another output.path, or remove what is there."
         )
-    volume = _open(spec, create=False, keep_blank=keep_blank).place_at(_origin_in(stored, spec))
-    _check_same(spec, volume)
+    volume = _open(spec, create=False, keep_blank=keep_blank)
+    entry = _entry_in(stored, spec)
+    if entry is not None:
+        volume = volume.place_at(entry.origin)
+    _check_same(spec, volume, entry)
     return volume
 
 
@@ -114,26 +136,33 @@ def stored_layout(url: str, format: str, storage: Storage) -> BlockLayout | None
     return BlockLayout(volume.encoding or "raw", shard_shape)
 
 
-def _origin_in(stored: StoredVolume, spec: OutputSpec) -> Origin:
-    """Where index zero of an existing output's array lies, if its group says so."""
+def _entry_in(stored: StoredVolume, spec: OutputSpec) -> GroupScale | None:
+    """The entry of an existing output's array in its group; None if it is in none."""
     path = get_format(spec.format).array_path
     listed = [each.group_scale for each in stored.scales if each.group_scale is not None]
-    return next((each.origin for each in listed if each.path == path), AT_ZERO)
+    return next((each for each in listed if each.path == path), None)
 
 
-def _check_same(spec: OutputSpec, volume: Volume) -> None:
+def _check_same(spec: OutputSpec, volume: Volume, entry: GroupScale | None) -> None:
+    """Refuse a volume that differs from a spec in more than its bounds.
+
+    Args:
+        spec: what the output is to be.
+        volume: what is there.
+        entry: of the volume's array in its group; None if it is in none.
+    """
     has_encodings = bool(get_format(spec.format).encodings)
     is_sharded = volume.block_shape != volume.read_shape
-    existing = {
+    existing: dict[str, object] = {
         "encoding": volume.encoding if has_encodings else None,
         "dtype": volume.dtype.name,
         "channels": volume.channels,
         "block_shape": list(volume.read_shape),
         "shard_shape": list(volume.block_shape) if is_sharded else None,
-        "voxel_size_nm": _stated_size(volume, spec),
+        "voxel_size_nm": _stated_size(volume.voxel_size_nm or (), spec),
         "channel_axis": "always" if volume.has_channel_axis else "auto",
     }
-    expected = {
+    expected: dict[str, object] = {
         "encoding": spec.encoding if has_encodings else None,
         "dtype": spec.dtype,
         "channels": spec.channels,
@@ -142,6 +171,11 @@ def _check_same(spec: OutputSpec, volume: Volume) -> None:
         "voxel_size_nm": list(spec.voxel_size_nm),
         "channel_axis": spec.channel_axis,
     }
+    if entry is not None:
+        existing["the group's axes"] = [axis.lower() for axis in entry.axes]
+        existing["the group's voxel_size_nm"] = _stated_size(entry.voxel_size_nm[-3:], spec)
+        expected["the group's axes"] = list("czyx" if volume.has_channel_axis else "zyx")
+        expected["the group's voxel_size_nm"] = list(spec.voxel_size_nm)
     if spec.channel_axis == "auto":  # a volume that was begun keeps the axes that it has
         del existing["channel_axis"]
     differing = [
@@ -156,11 +190,10 @@ def _check_same(spec: OutputSpec, volume: Volume) -> None:
         )
 
 
-def _stated_size(volume: Volume, spec: OutputSpec) -> list[float]:
-    """The voxel size of a volume; the wanted one if it is that, as far as units have digits."""
-    stated = volume.voxel_size_nm or ()
+def _stated_size(stated: Sequence[float | None], spec: OutputSpec) -> list[float | None]:
+    """A voxel size that is stated; the wanted one if it is that, as far as units have digits."""
     same = len(stated) == 3 and all(
-        math.isclose(a, b, rel_tol=_UNIT_DIGITS)
+        a is not None and math.isclose(a, b, rel_tol=_UNIT_DIGITS)
         for a, b in zip(stated, spec.voxel_size_nm, strict=True)
     )
     return list(spec.voxel_size_nm if same else stated)

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import tensorstore as ts
 from fakes.gcs import GcsStandIn
 from foreign_files import tiff_bytes, write_file
-from helpers import DATAFLOW, read_volume, truncated, write_volume
+from helpers import DATAFLOW, files_of, read_volume, truncated, write_volume
 from source_volumes import assert_holds, random_array, save_slices, source_of
 
 from beam_inference.cli.main import main
@@ -275,6 +276,34 @@ def test_a_killed_conversion_goes_on(slices, tmp_path):
     check(tmp_path / "em", array)
 
 
+def test_files_of_the_source_are_not_written_over(slices, tmp_path, capsys):
+    folder, array = slices
+    write_volume(tmp_path / "em", array)
+    save_slices(tmp_path / "tiffs", array, "s{}.tif")
+    with h5py.File(tmp_path / "part.h5", "w") as file:
+        file["v"] = array
+    with h5py.File(tmp_path / "whole.h5", "w") as file:
+        layout = h5py.VirtualLayout(array.shape, array.dtype)
+        layout[:] = h5py.VirtualSource("part.h5", "v", array.shape)
+        file.create_virtual_dataset("v", layout)
+    (tmp_path / "a.nhdr").write_text(
+        "NRRD0004\ntype: uint8\ndimension: 3\nsizes: 90 70 20\nencoding: raw\ndata file: raw.npy\n"
+    )
+    (tmp_path / "raw.npy").write_bytes(array.tobytes())
+    before = files_of(tmp_path)
+    for source, target, *more in (
+        (f"{folder}/s1*.png", folder, "--format=png"),
+        (tmp_path / "tiffs", tmp_path / "tiffs" / "s3.tif"),
+        (tmp_path / "whole.h5", tmp_path / "part.h5"),
+        (tmp_path / "a.nhdr", tmp_path / "raw.npy"),
+        (tmp_path / "em", tmp_path / "em", "--format=png"),
+    ):
+        words = [source, target, *more, "--overwrite", "--drop=voxel-size"]
+        assert convert(*words) == 2, words
+        assert "of the source with it: choose another place" in capsys.readouterr().err
+    assert files_of(tmp_path) == before
+
+
 def test_what_is_there_is_not_written_over(slices, tmp_path, capsys):
     folder, array = slices
     write_volume(tmp_path / "em", array, block_shape=(16, 128, 128), voxel_size_nm=(40.0, 4.0, 4.0))
@@ -290,7 +319,7 @@ def test_what_is_there_is_not_written_over(slices, tmp_path, capsys):
     assert_holds(source_of(tmp_path / "a.npy"), array)
     assert convert(tmp_path / "a.npy", tmp_path / "a.npy", "--overwrite") == 2
     assert convert(tmp_path / "em", tmp_path / "em", "--overwrite") == 2
-    assert capsys.readouterr().err.count("is the source") == 2
+    assert capsys.readouterr().err.count("the source") == 2
     assert convert(tmp_path / "a.npy", tmp_path / "em", "--format=png", "--overwrite") == 2
     assert "is a folder that holds" in capsys.readouterr().err
     assert convert(tmp_path / "a.npy", folder, "--format=png", "--overwrite") == 0

@@ -187,3 +187,20 @@ def test_other_bytes_than_a_plain_dataset_needs_are_refused(tmp_path):
     path.write_bytes(content.replace(extents, np.array((8, 12, 9), "<u8").tobytes()))
     with pytest.raises(VolumeError, match="is stored in 1,920 bytes, and .* need 1,728"):
         hdf5_source(str(path), "x")
+
+
+def test_a_part_that_changes_makes_another_source(tmp_path):
+    with h5py.File(tmp_path / "part.h5", "w") as file:
+        write_source(file, bad=None)
+    with h5py.File(tmp_path / "whole.h5", "w") as file:
+        layout = h5py.VirtualLayout(SHAPE, "u2")
+        layout[...] = h5py.VirtualSource("part.h5", "s", SHAPE)
+        file.create_virtual_dataset("v", layout)
+    source = hdf5_source(str(tmp_path / "whole.h5"), "v")
+    assert source.files == [str(tmp_path / "whole.h5"), str(tmp_path / "part.h5")]
+    before = source.identity
+    assert source.identity == before
+    with h5py.File(tmp_path / "part.h5", "a") as file:
+        file["s"][0, 0, 0] = 7
+        file["more"] = 1
+    assert source.identity != before

@@ -143,3 +143,34 @@ def test_an_output_that_is_another_one_by_now(
         expected = "does not name this job with its state|belongs to another job"
     for command in (["status", job], ["verify", job]):
         assert re.search(expected, refused(command))
+
+
+def _move(image):
+    image["datasets"][0]["coordinateTransformations"].append(
+        {"type": "translation", "translation": [160.0, 0.0, 0.0]}
+    )
+
+
+def _stretch(image):
+    image["datasets"][0]["coordinateTransformations"][0]["scale"][0] = 20.0
+
+
+def _turn(image):
+    image["axes"].reverse()
+
+
+@pytest.mark.parametrize("change", [_move, _stretch, _turn])
+def test_the_group_of_an_ome_zarr_output(tmp_path, capsys, refused, change):
+    url = write_volume(tmp_path / "in", ARRAY, block_shape=BLOCKS)
+    values = job_values(url, tmp_path / "out")
+    values["output"] |= {"format": "ome_zarr"}
+    path = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["run", path]) == 0
+    group = tmp_path / "out" / "zarr.json"
+    metadata = json.loads(group.read_text())
+    change(metadata["attributes"]["ome"]["multiscales"][0])
+    group.write_text(json.dumps(metadata))
+    capsys.readouterr()
+    for words in (["run", path], ["verify", path, "--deep"]):
+        message = refused(words)
+        assert "differs from the job: the group's" in message or "bounds [16, 0, 0 to" in message

@@ -16,7 +16,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.origin import NO_REST
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import create_output, default_bounds, open_output
+from beam_inference.volumes.outputs import create_output, default_bounds, find_output, open_output
 from beam_inference.volumes.sharding import shard_shapes
 
 FORMATS = ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"]
@@ -38,11 +38,11 @@ def spec_of(tmp_path, **changes):
 def test_an_existing_output_is_reused_if_it_agrees(tmp_path):
     assert open_output(spec_of(tmp_path)) is None
     create_output(spec_of(tmp_path))
-    assert open_output(spec_of(tmp_path, bounds=BoundingBox((0, 0, 0), (8, 8, 8)))).bounds.stop == (
-        20,
-        20,
-        20,
-    )
+    assert open_output(spec_of(tmp_path)).bounds.stop == (20, 20, 20)
+    smaller = spec_of(tmp_path, bounds=BoundingBox((0, 0, 0), (8, 8, 8)))
+    assert find_output(smaller).bounds.stop == (20, 20, 20)
+    with pytest.raises(VolumeError, match=r"has the bounds .*20\), and the job's has .*8\)"):
+        open_output(smaller)
 
 
 @pytest.mark.parametrize(
