@@ -8,6 +8,7 @@ they are not named.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -157,8 +158,8 @@ def end_well(run, expected, output):
     return out + err
 
 
-def test_both_hosts_work_without_being_told(engine, conv_job, tmp_path, capsys, result):
-    path, expected = conv_job
+def test_both_hosts_work_without_being_told(engine, slow_job, tmp_path, capsys, result):
+    path, expected = slow_job
     assert main(["run", path, *engine.flags]) == 0
     told = capsys.readouterr()
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
@@ -223,6 +224,7 @@ def test_the_job_server_of_the_page(engine, conv_job, tmp_path, result):
     try:
         wait_until(lambda: listens("localhost", int(ports["8099"])), "the job server")
         assert main(with_names(run, names)[1:]) == 0
+        assert "beam-inference-" in flink.here.log("jobserver"), "it was given the job"
     finally:
         flink.here.kill("jobserver")
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
@@ -298,11 +300,10 @@ def test_a_launch_on_this_machine_joins(engine, slow_job, tmp_path, result):
     with start(path, engine.flags) as there:
         wait_for_receipts(there, tmp_path / "out", 1)
         with start(path, []) as here:
-            for run in (here, there):
-                end_well(run, expected, tmp_path / "out")
-    done = [receipt.worker for receipt in receipts_of(tmp_path / "out")]
-    assert len(done) == 18
-    assert len(set(done)) >= 2, "both did some"
+            told = [end_well(run, expected, tmp_path / "out") for run in (here, there)]
+    done = [int(re.search(r"\((\d+) by this launch\)", each)[1]) for each in told]
+    assert sum(done) == 18, "each chunk once"
+    assert all(done), "both did some"
     result("a `run` on this machine joins the one that is under way")
 
 
