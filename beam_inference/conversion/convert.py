@@ -121,8 +121,7 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
         _check_stays(like, target, options.storage)
     volume = find_source(source, options.dataset, options.scale, options.storage)
     if isinstance(volume, StoredVolume):
-        missing = warn_if_unfinished(volume.url, options.storage)
-        volume = replace(volume, missing_chunks=missing)
+        volume = replace(volume, making=warn_if_unfinished(volume.url, options.storage))
     gives_labels = False
     if options.resampling is not None:
         volume = resample_source(volume, source, options.resampling, options.storage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,6 +29,7 @@ from beam_inference.conversion.stored_files import StoredFile, is_url
 from beam_inference.conversion.tiff import TiffPages, tiff_source
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry import zyx
+from beam_inference.job.unfinished import Making
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import local_folder
 from beam_inference.volumes.opening import open_volume
@@ -107,7 +108,7 @@ class StoredVolume:
         storage: how object stores are reached.
         info: its extent, dtype, and so on.
         place: canonical form of the URL.
-        missing_chunks: chunks of the job that writes it which are not done.
+        making: how far a job has made it.
     """
 
     url: str
@@ -115,13 +116,12 @@ class StoredVolume:
     storage: Storage
     info: SourceInfo
     place: str
-    missing_chunks: int = 0
+    making: Making = field(default_factory=Making)
 
     @property
     def identity(self) -> Json:
-        """URL and scale, and what is missing: nobody writes to a source while it is converted."""
-        missing = {"missing_chunks": self.missing_chunks} if self.missing_chunks else {}
-        return {"volume": self.url, "scale": self.scale, **missing}
+        """URL and scale, and how far it is made: nobody writes to a source meanwhile."""
+        return {"volume": self.url, "scale": self.scale, **self.making.description}
 
     @property
     def files(self) -> Sequence[StoredFile]:

@@ -315,10 +315,11 @@ def _enumerate(names: list[str]) -> str:
 def _axes(name: str, dataset: Any) -> str:
     """Letters of the axes: by the labels of the dataset's dimensions, else (channels,) z, y, x.
 
-    ilastik and vigra write labels of their own, the axistags.
+    ilastik and vigra write labels of their own, the axistags. ilastik's plugin for ImageJ writes
+    none, and five axes, of which it is clear what they are where there is one channel.
     """
     labels = "".join(text[:1].upper() for text in _labels(dataset) or _axistags(dataset))
-    axes = labels if len(labels) == dataset.ndim else "CZYX"[-dataset.ndim :]
+    axes = labels if len(labels) == dataset.ndim else _usual_axes(dataset.shape)
     of_voxels = axes.replace("T", "", 1)
     if sorted(of_voxels) not in (sorted("ZYX"), sorted("CZYX")) or len(axes) != dataset.ndim:
         raise VolumeError(
@@ -330,6 +331,12 @@ def _axes(name: str, dataset: Any) -> str:
             "them as a dataset of its own."
         )
     return axes
+
+
+def _usual_axes(shape: Sequence[int]) -> str:
+    if len(shape) == 5 and shape[0] == 1 != shape[1] and shape[-1] == 1:
+        return "TZYXC"
+    return "TCZYX" if len(shape) == 5 and shape[:2] == (1, 1) else "CZYX"[-len(shape) :]
 
 
 def _labels(dataset: Any) -> list[str]:

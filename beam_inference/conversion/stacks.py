@@ -8,11 +8,13 @@ from __future__ import annotations
 import glob
 import hashlib
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,6 +66,8 @@ _FORMATS = {
     ".jpg": _PICTURE,
     ".jpeg": _PICTURE,
 }
+_FRACTION = re.compile(r"(?<![\d.])\d+\.(\d+)(?![\d.])")
+"""What stands behind a point between digits, if it is the only one."""
 _SLICES_AT_A_TIME = 4
 _HEADER_BYTES = 2**24
 """Bytes that a slice may have beyond twice its voxels, in an object store."""
@@ -217,7 +221,7 @@ def _paths(pattern: str, storage: Storage) -> list[str]:
     if is_url(pattern) and not names_files(pattern):
         return [pattern]
     if is_url(pattern):
-        return sorted(filter(is_slice, list_remote_files(pattern, storage)), key=natural_key)
+        return _sort_naturally(filter(is_slice, list_remote_files(pattern, storage)))
     paths = list(filter(is_slice, glob.iglob(pattern)))
     for path in paths:
         if not Path(path).is_file():
@@ -225,7 +229,38 @@ def _paths(pattern: str, storage: Storage) -> list[str]:
                 f"{path} has the name of a slice, and is a folder or the like, or a link that "
                 "leads nowhere. Copy that file again, or give a glob that leaves it out."
             )
-    return sorted(paths, key=natural_key)
+    return _sort_naturally(paths)
+
+
+def _sort_naturally(paths: Iterable[str]) -> list[str]:
+    """Sort paths by the numbers in their names.
+
+    Raises:
+        VolumeError: they may be decimals, by which the order is another one.
+    """
+    found = sorted(paths, key=natural_key)
+    fractions = {part for path in found for part in _FRACTION.findall(Path(path).stem)}
+    # No decimal that is written as short as it can be ends with 0; a second number would.
+    if len({len(part) for part in fractions}) > 1 and not any(
+        part.endswith("0") for part in fractions
+    ):
+        other = sorted(found, key=_decimal_key)
+        for path, other_path in zip(found, other, strict=True):
+            if path != other_path:
+                raise VolumeError(
+                    "the names of slices hold numbers with a point, which may be decimals or two "
+                    f"numbers: {Path(path).name} and {Path(other_path).name} come in the one order "
+                    "or the other. Rename them, with as many digits behind the point everywhere."
+                )
+    return found
+
+
+def _decimal_key(path: str) -> tuple[tuple[str | Decimal, ...], str]:
+    """A sort key by which numbers in names, with a point or not, are ordered by value."""
+    folder, name = os.path.split(path)
+    parts = re.split(r"(\d+(?:\.\d+)?)", os.path.splitext(name)[0])
+    ordered = (Decimal(part) if part[:1].isdecimal() else part for part in parts)
+    return (folder, *ordered), path
 
 
 def natural_key(path: str) -> tuple[tuple[str | int, ...], str]:

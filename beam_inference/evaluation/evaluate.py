@@ -208,7 +208,6 @@ def plan_evaluation(
             "them out, or give --as map"
         )
     grid = _plan_grid(judged, truth, cell_shape, chunk_shape)
-    warn_if_unfinished(output, storage)
     return EvaluationPlan(
         output=output,
         scale=scale,
@@ -224,6 +223,7 @@ def plan_evaluation(
         cell_shape=cell_shape,
         worst=worst,
         storage=storage,
+        making=warn_if_unfinished(output, storage),
     )
 
 

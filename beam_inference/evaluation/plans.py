@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from beam_inference.config.fields import Json
@@ -10,6 +10,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.evaluation.map_scores import Bins
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.unfinished import Making
 from beam_inference.segmentation.scratch import Scratch
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
@@ -37,6 +38,7 @@ class EvaluationPlan:
         cell_shape: of the places that are ranked, ZYX; a chunk's shape is a multiple of it.
         worst: how many objects and places are listed.
         storage: how object stores are reached.
+        making: how far a job has made the output.
         scratch_url: a folder for the files that stages write for one another.
     """
 
@@ -54,13 +56,19 @@ class EvaluationPlan:
     cell_shape: Zyx
     worst: int
     storage: Storage
+    making: Making = field(default_factory=Making)
     scratch_url: str = ""
 
     @property
     def description(self) -> Json:
         """Everything that determines what is counted, as JSON values."""
         return {
-            "output": {"path": self.output, "scale": self.scale, "channel": self.channel},
+            "output": {
+                "path": self.output,
+                "scale": self.scale,
+                "channel": self.channel,
+                **self.making.description,
+            },
             "labels": {"path": self.labels, "scale": self.labels_scale},
             "as": self.kind,
             "ignore": self.ignore,

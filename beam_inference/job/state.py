@@ -279,6 +279,14 @@ class State:
         scanned = self._scan_entries(Receipt, self._former(launch), chunks, receipt_fault)
         return [each for each in scanned if isinstance(each, Receipt)]
 
+    def list_redoing_launches(self) -> list[str]:
+        """List the launches that have done chunks again, in the order of their identifiers."""
+        keys = ts.KvStore.KeyRange("former/", "former0")  # "0" comes after "/"
+        listed = self._request(
+            "list", "former", lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
+        )
+        return sorted({key.decode().split("/")[1] for key in listed})
+
     def _former(self, launch: str) -> ChunkEntries:
         key = self._own_job().records_key
         return ChunkEntries(self._store, self.url, f"former/{launch}/{key[:16]}")

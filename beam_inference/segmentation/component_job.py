@@ -76,7 +76,7 @@ def plan_components(
     if threshold is not None:
         check_threshold("--threshold", threshold, volume.dtype, source)
         check_separates("--threshold", threshold, volume.dtype, source)
-    missing = warn_if_unfinished(source, storage)
+    making = warn_if_unfinished(source, storage)
     output, grid = plan_output(volume, target, layout, _SIDE, storage, overwrite=overwrite)
     return ComponentPlan(
         source=source,
@@ -89,5 +89,5 @@ def plan_components(
         output=output,
         storage=storage,
         input_dtype=volume.dtype.name,
-        missing_chunks=missing,
+        making=making,
     )

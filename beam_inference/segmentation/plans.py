@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.unfinished import Making
 from beam_inference.segmentation.scratch import Scratch
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
@@ -36,7 +37,7 @@ class LabelPlan:
         output: the output.
         storage: how object stores are reached.
         input_dtype: name of the input's dtype.
-        missing_chunks: chunks of the job that writes the input which were not done at the plan.
+        making: how far a job has made the input, at the plan.
         scratch_url: a folder for the files that stages write for one another; named by
             :func:`~beam_inference.segmentation.make_labels.make_labels`.
     """
@@ -48,7 +49,7 @@ class LabelPlan:
     output: OutputSpec
     storage: Storage
     input_dtype: str
-    missing_chunks: int = 0
+    making: Making = field(default_factory=Making)
     scratch_url: str = ""
     kind: ClassVar[str]
     """Name of the job's folder among records."""
@@ -64,13 +65,12 @@ class LabelPlan:
     @property
     def description(self) -> Json:
         """Everything that determines the bytes that are written, as JSON values."""
-        missing = {"missing_chunks": self.missing_chunks} if self.missing_chunks else {}
         return {
             "input": {
                 "path": self.source,
                 "scale": self.scale,
                 "dtype": self.input_dtype,
-                **missing,
+                **self.making.description,
             },
             "min_size": self.min_size,
             "bounds": [self.grid.roi.start, self.grid.roi.stop],

@@ -77,7 +77,7 @@ def plan_segmentation(
         _check_limit(name, value, volume.dtype, source, may_exclude_all=name == "--high")
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
-    missing = warn_if_unfinished(source, storage)
+    making = warn_if_unfinished(source, storage)
     output, grid = plan_output(volume, target, layout, _SIDE, storage, overwrite=overwrite)
     return SegmentationPlan(
         source=source,
@@ -93,7 +93,7 @@ def plan_segmentation(
         output=output,
         storage=storage,
         input_dtype=volume.dtype.name,
-        missing_chunks=missing,
+        making=making,
     )
 
 

@@ -259,6 +259,19 @@ def test_one_time_of_hdf5_is_a_volume(tmp_path, axes, chunks):
     assert_holds(source_of(tmp_path / "a.h5"), as_czyx(volume, axes.replace("t", "").upper()))
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 5, 6, 1), (1, 1, 4, 5, 6)])
+def test_five_axes_of_hdf5_without_labels(tmp_path, shape):
+    """As ilastik's plugin for ImageJ writes them."""
+    array = random_array("uint8", shape)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = array
+    assert_holds(source_of(tmp_path / "a.h5"), array.reshape(4, 5, 6))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"] = random_array("uint8", (1, 4, 5, 6, 2))
+    with pytest.raises(VolumeError, match="has the axes CZYX of "):
+        source_of(tmp_path / "a.h5")
+
+
 def test_several_times_of_hdf5_are_refused(tmp_path):
     write_ilastik(tmp_path / "a.h5", random_array("uint8", (2, 3, 4, 5, 1)), "tzyxc")
     with pytest.raises(VolumeError, match="has 2 times: convert reads one"):

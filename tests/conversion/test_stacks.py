@@ -158,6 +158,36 @@ def test_names_are_sorted_as_people_do():
     assert sorted(names, key=natural_key) == ["a2", "s01", "s1", "s1b2", "s1b10", "s9", "s10"]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["z0.75um", "z1um", "z1.25um", "z1.5um"],
+        ["z9.5", "z9.75", "z10", "z10.25"],
+    ],
+)
+def test_numbers_that_may_be_decimals_are_refused(tmp_path, names):
+    for name in names:
+        write_file(tmp_path / f"{name}.tif", tiff_bytes(random_array("uint8", (1, 4, 5))))
+    with pytest.raises(VolumeError, match="may be decimals or two numbers.*Rename them"):
+        source_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"s1.{number}" for number in range(1, 13)],
+        ["z0.50", "z0.75", "z1.00", "z1.25"],
+        ["a_v1.2_s9", "a_v1.2_s10", "a_v1.2_s11"],
+        ["2024.01.2_s1", "2024.01.2_s2"],
+    ],
+)
+def test_numbers_with_points_whose_order_is_clear(tmp_path, names):
+    array = random_array("uint8", (len(names), 4, 5))
+    for name, plane in zip(names, array, strict=True):
+        write_file(tmp_path / f"{name}.tif", tiff_bytes(plane[None]))
+    assert_holds(source_of(tmp_path), array)
+
+
 def test_gaps_are_told_of():
     assert numbering_notes(["s1.png", "s2.png", "s3.png"]) == ()
     assert numbering_notes(["s10_4nm.png", "s20_4nm.png", "s30_4nm.png"]) == ()

@@ -174,3 +174,30 @@ def test_the_group_of_an_ome_zarr_output(tmp_path, capsys, refused, change):
     for words in (["run", path], ["verify", path, "--deep"]):
         message = refused(words)
         assert "differs from the job: the group's" in message or "bounds [16, 0, 0 to" in message
+
+
+@pytest.mark.parametrize("again", ["redo", "overwrite", "nothing"])
+def test_what_is_made_of_chunks_that_are_done_again(tmp_path, capsys, refused, again):
+    """Whether it has changed is not seen where it is none of the few chunks that bear witness."""
+    write_volume(tmp_path / "in", ARRAY, block_shape=BLOCKS)
+    path = str(write_job(tmp_path / "job.yaml", job_values(tmp_path / "in", tmp_path / "map")))
+    assert main(["run", path]) == 0
+    made = [
+        ["components", str(tmp_path / "map"), str(tmp_path / "objects"), "--threshold=1"],
+        ["convert", str(tmp_path / "map"), str(tmp_path / "copy"), "--format=zarr3"],
+    ]
+    for words in made:
+        assert main(words) == 0
+    if again == "redo":
+        assert main(["run", path, "--chunks=0", "--redo"]) == 0
+    elif again == "overwrite":
+        assert main(["run", path, "--overwrite"]) == 0
+    else:
+        assert main(["run", path]) == 0
+    capsys.readouterr()
+    for words in made:
+        if again == "nothing":
+            assert main(words) == 0
+        else:
+            assert "--overwrite" in refused(words)
+            assert main([*words, "--overwrite"]) == 0
