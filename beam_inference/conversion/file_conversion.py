@@ -117,6 +117,8 @@ def plan_file_conversion(
             "offset accepts that"
         )
     path, dataset = split_dataset(target)
+    if dataset is not None:
+        _check_dataset_name(dataset, target)
     path = _local_path(path, format)
     if options.block_shape or options.shard_shape or options.encoding or options.labels:
         raise ConfigError(
@@ -136,6 +138,15 @@ def plan_file_conversion(
     return FileConversion(
         source, path, format, spec, dataset, options.window_bytes, options.overwrite
     )
+
+
+def _check_dataset_name(name: str, target: str) -> None:
+    """Refuse a name under which no dataset could be made, or found again. Raises ConfigError."""
+    if {"", ".", ".."}.intersection(name.removeprefix("/").split("/")):
+        raise ConfigError(
+            f"{target}: {name} is no name of a dataset: write words with / between them, such as "
+            "volumes/raw"
+        )
 
 
 def _local_path(path: str, format: str) -> str:

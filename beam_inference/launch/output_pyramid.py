@@ -162,7 +162,9 @@ def _check_scales_of(config: JobConfig, *, overwrite: bool) -> None:
     if earlier is not None and earlier.fingerprint == job.fingerprint:
         return
     was_begun = earlier is not None and StageRecords(earlier).chunk_counter()() > 0
-    if was_begun or pyramid.volume.listed_scales(pyramid.scales):
+    volume = pyramid.volume
+    is_taken = volume.listed_scales(pyramid.scales) or volume.find_filled_folder(pyramid.scales)
+    if was_begun or is_taken:
         raise ConfigError(
             f"output.pyramid: {config.output.path} has coarser scales already, made by something "
             "else, or in another way. Make them as this job says with: "

@@ -139,6 +139,14 @@ class MultiscaleVolume:
                 )
         return listed
 
+    def find_filled_folder(self, scales: Sequence[PyramidScale]) -> str | None:
+        """URL of the folder of a scale in which there is a file already; None if all are empty."""
+        urls = [
+            f"{self.url.rstrip('/')}/{self.codec.folder(self.codec.new_entry(scale))}"
+            for scale in scales
+        ]
+        return next((url for url in urls if _list_files(url, self.storage)), None)
+
     def list_scales(self, scales: Sequence[PyramidScale]) -> None:
         """List complete scales for readers, beside those that others have listed meanwhile.
 
@@ -252,3 +260,11 @@ def multiscale_volume(url: str, storage: Storage, base_number: int = 0) -> Multi
     else:
         codec = read_ome_codec(url, storage, stored, base_number)
     return MultiscaleVolume(url, storage, base_number, codec)
+
+
+def _list_files(url: str, storage: Storage) -> list[bytes]:
+    store = open_kvstore(url, storage)
+    keys: list[bytes] = retry_request(
+        "list", url, lambda: store.list().result(timeout=PATIENCE_SECONDS)
+    )
+    return keys

@@ -360,6 +360,12 @@ def run_pyramid(
                 "pyramid already, made by something else, or in another way. Pass --overwrite to "
                 "replace them, or --scale to begin above them."
             )
+        filled = pyramid.volume.find_filled_folder(pyramid.scales)
+        if filled is not None:
+            raise VolumeError(
+                f"{filled} is to be a scale of the pyramid, and holds files that the volume does "
+                "not list. Look what they are; --overwrite removes them."
+            )
     records.begin()
     check_witnesses(job, pyramid.stages, pyramid.volume.url)
     outcome = run_stages(job, flags, pyramid.voxels_per_chunk)

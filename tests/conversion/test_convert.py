@@ -304,6 +304,16 @@ def test_files_of_the_source_are_not_written_over(slices, tmp_path, capsys):
     assert files_of(tmp_path) == before
 
 
+@pytest.mark.parametrize("name", ["/", "a/", ".", "a/.", "//a", "a//b", "a/../b"])
+def test_names_that_no_dataset_has(slices, tmp_path, capsys, name):
+    folder, array = slices
+    assert convert(folder, f"{tmp_path}/out.h5:{name}", *SIZE) == 2
+    assert f"{name} is no name of a dataset" in capsys.readouterr().err
+    assert not (tmp_path / "out.h5").exists()
+    assert convert(folder, f"{tmp_path}/out.h5:/a/b", *SIZE) == 0
+    assert_holds(source_of(f"{tmp_path}/out.h5:/a/b"), array, (40.0, 4.0, 4.0))
+
+
 def test_what_is_there_is_not_written_over(slices, tmp_path, capsys):
     folder, array = slices
     write_volume(tmp_path / "em", array, block_shape=(16, 128, 128), voxel_size_nm=(40.0, 4.0, 4.0))

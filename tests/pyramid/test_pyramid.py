@@ -1,11 +1,12 @@
 """Pyramids: scales are what brute force makes of those below, and are listed once complete."""
 
 import json
+import shutil
 import threading
 
 import numpy as np
 import pytest
-from helpers import truncated, write_volume
+from helpers import files_of, truncated, write_volume
 from oracles.downsampling import level_above
 
 from beam_inference.cli.main import main
@@ -244,6 +245,26 @@ def test_levels_that_are_listed_at_the_same_time_are_all_kept_and_in_order(tmp_p
     assert len(volume_at(url).scales) == 7, "once each"
     volume.remove_scales(pyramid.scales[1:3])
     assert [each.voxel_size_nm[0] for each in volume_at(url).scales] == [10, 20, 80 * 2, 320, 640]
+
+
+@pytest.mark.parametrize(
+    ("format", "metadata", "folder"),
+    [("ome_zarr", "zarr.json", "1"), ("precomputed", "info", "20_20_20")],
+)
+def test_a_folder_that_the_volume_does_not_list_is_not_written_into(
+    tmp_path, format, metadata, folder
+):
+    array = random((1, 32, 32, 32), "uint8")
+    url = write_volume(tmp_path / "v", array, format=format, voxel_size_nm=(10, 10, 10))
+    unlisted = (tmp_path / "v" / metadata).read_bytes()
+    make_pyramid(url, num_scales=1)
+    (tmp_path / "v" / metadata).write_bytes(unlisted)
+    shutil.rmtree(tmp_path / "v" / "_beam_inference")
+    before = files_of(tmp_path)
+    with pytest.raises(VolumeError, match=f"/v/{folder} is to be a scale .* does not list"):
+        make_pyramid(url, method="mode", num_scales=1)
+    assert files_of(tmp_path) == before
+    assert make_pyramid(url, method="mode", num_scales=1, overwrite=True).outcome.is_complete
 
 
 def test_other_peoples_levels_are_refused_and_replaced_if_told_so(tmp_path):
