@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.job import Inference, Network
-from beam_inference.config.normalize import Normalize, Sections
+from beam_inference.config.normalize import Normalize
 from beam_inference.config.operators import ArrayPlace, InstalledOperator, Operator
 from beam_inference.engines.choice import engines_to_try
 from beam_inference.engines.loading import load_predictor
@@ -32,7 +32,7 @@ from beam_inference.models.loading import as_network
 from beam_inference.models.package_files import local_file
 from beam_inference.models.packages import Folds, NotCompared, Package, Recipe, Sample
 from beam_inference.operators.level_steps import normalization_of_array
-from beam_inference.operators.levels import by_section
+from beam_inference.operators.normalize_steps import normalize_by_place, split_steps
 from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.worker.predict import predict
 
@@ -179,10 +179,10 @@ def _predict_whole(
     with _open_predictor(package, recipe, image.shape, is_trusted=is_trusted) as predictor:
         normalize = _NORMALIZE.validate_python(recipe.values.get("model.normalize", "none"))
         definite = normalization_of_array(normalize, image)
-        if isinstance(definite, Sections):
-            batch = by_section(image, np.arange(image.shape[1]), definite)
-        else:
-            batch = make_normalization(definite, image.dtype)(image.copy()[None])[0]
+        if isinstance(definite, tuple):
+            steps, _ = split_steps(definite)
+            image = normalize_by_place(image, None, np.arange(image.shape[1]), steps)
+        batch = make_normalization(definite, image.dtype)(image.copy()[None])[0]
         with predictor.device.session():
             values = _call(package, predictor, np.ascontiguousarray(batch[None]))
     channels = recipe.values["model.output_channels"]

@@ -247,11 +247,23 @@ def read_description(root: Traversable) -> Description:
             "format": f"bioimage.io {header.format_version}",
         },
         tensors.inputs[0],
-        tensors.outputs[0],
+        _with_channels(tensors.outputs[0], tensors.inputs[0]),
         known,
         [form for form in header.weights if form not in FORMS],
         _tolerances(header.config, file),
     )
+
+
+def _with_channels(output: Tensor, input: Tensor) -> Tensor:
+    """An output whose channels are counted, where they follow the input's."""
+
+    def count(axis: Axis) -> Axis:
+        if axis.name != "channel" or not axis.ratio:
+            return axis
+        of_input = next((each.least for each in input.axes if each.name == "channel"), 1)
+        return replace(axis, least=axis.least + int(axis.ratio * of_input), ratio=Fraction(0))
+
+    return replace(output, axes=[count(axis) for axis in output.axes])
 
 
 class _Header(ForeignModel):

@@ -153,7 +153,7 @@ def preprocess(model: Description, *, is_plane: bool) -> Preprocessing:
         ModelContractError: it does what is not known here.
     """
     steps: list[Json] = []
-    sections: Json | None = None
+    has_sections = False
     for operation in model.input.operations:
         place = _Place(model, model.input, operation)
         make = _BEFORE.get(operation.name)
@@ -162,18 +162,14 @@ def preprocess(model: Description, *, is_plane: bool) -> Preprocessing:
         made = make(place)
         if made is None:
             continue
-        if sections is not None and set(made) == {"clip"} and "clip" not in sections:
-            sections = sections | {"clip": made["clip"]}
-        elif is_plane and _is_by_section(made, place):
-            if steps or sections is not None:
-                raise place.refuse("takes values of each section after another operation")
-            sections = _by_section(made, place)
-        elif sections is not None:
-            raise place.refuse("follows one that takes values of each section")
-        else:
-            steps.append({key: value for key, value in made.items() if key != "axes"})
-    reason = _reason(model.input, "no preprocessing")
-    return Preprocessing(sections if sections is not None else steps or "none", reason)
+        if "axes" in made and has_sections:
+            raise place.refuse("takes values that follow from those of each section")
+        step = {key: value for key, value in made.items() if key != "axes"}
+        if is_plane and _is_by_section(made, place):
+            step = _by_section(step, place)
+            has_sections = True
+        steps.append(step)
+    return Preprocessing(steps or "none", _reason(model.input, "no preprocessing"))
 
 
 def _reason(tensor: Tensor, absence: str) -> str:
@@ -190,9 +186,11 @@ def _is_by_section(step: Json, place: _Place) -> bool:
 
 
 def _by_section(step: Json, place: _Place) -> Json:
-    if "standard" in step:
-        return {"levels": LEVELS, "to": "standard", "by": "section"}
-    raise place.refuse("takes quantiles of each section, which a job does with limits only")
+    if place.channels > 1:
+        raise place.refuse(
+            "takes values of each channel of a section; a job takes them of all channels together"
+        )
+    return {key: statistics | {"by": "section"} for key, statistics in step.items()}
 
 
 def _check_reduced(place: _Place, arguments: _Reduced) -> None:

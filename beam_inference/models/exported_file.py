@@ -25,6 +25,7 @@ from beam_inference.models.exported_program import (
     check_program,
     parse_object,
 )
+from beam_inference.models.own_copy import own_copy
 from beam_inference.models.pickle_bounds import PickleOutOfBounds
 from beam_inference.models.pickles import ALLOW_HINT, first_line
 from beam_inference.models.saved_pickles import check_saved
@@ -53,6 +54,13 @@ def load_file(path: Path, *, allow_pickle: bool) -> Any:
         ModelContractError: it is none, or could run code of its own while ``allow_pickle`` is not
             given.
     """
+    if allow_pickle:
+        return _load(path, allow_pickle=True)
+    with own_copy(path) as copy:
+        return _load(copy, allow_pickle=False)
+
+
+def _load(path: Path, *, allow_pickle: bool) -> Any:
     if not is_archive(path):
         raise ModelContractError(
             f"cannot load the {_KIND} {path}: it is not an archive as torch.export.save(…) writes "

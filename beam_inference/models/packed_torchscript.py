@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from beam_inference.errors import ModelContractError
 from beam_inference.models.archive import open_archive
+from beam_inference.models.own_copy import own_copy
 from beam_inference.models.pickle_bounds import PickleOutOfBounds, check_pickle
 from beam_inference.models.pickled_storages import check_storages
 from beam_inference.models.torchscript import is_torchscript, load_file, not_loaded
@@ -81,14 +82,16 @@ def load_packed(path: Path, *, allow_pickle: bool) -> torch.nn.Module:
     Raises:
         ModelContractError: it is no TorchScript, or its programs could do more.
     """
-    if not allow_pickle and is_torchscript(path):
-        reason = _find_more_than_computing(path)
+    if allow_pickle:
+        return load_file(path, allow_pickle=True)
+    with own_copy(path) as copy:
+        reason = _find_more_than_computing(copy) if is_torchscript(copy) else None
         if reason is not None:
             raise ModelContractError(
                 f"the TorchScript file {path} {reason}, and what packages bring may only compute. "
                 "If you trust it, pass --trust_model."
             )
-    return load_file(path, allow_pickle=allow_pickle)
+        return load_file(copy, allow_pickle=False)
 
 
 def _find_more_than_computing(path: Path) -> str | None:

@@ -105,6 +105,18 @@ def test_both_formats_say_the_same(tmp_path):
         assert try_package(str(old), None).is_passed
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+def test_channels_of_the_former_format_that_follow_the_inputs(tmp_path, channels):
+    content = made.described_04(2)
+    content["inputs"][0]["shape"]["min"][1] = channels
+    shape = content["outputs"][0]["shape"]
+    shape["scale"][1] = 1.0
+    shape["offset"][1] = 0.5
+    values = recipe(made.make_package(tmp_path / "p", content, channels=channels)).values
+    assert values["model.input_channels"] == channels
+    assert values["model.output_channels"] == channels + 1
+
+
 def test_a_volume_of_three_dimensions(tmp_path):
     values = recipe(made.make_package(tmp_path / "p", dims=3)).values
     assert values["inference.patch_shape"] == [24, 120, 120]
@@ -180,17 +192,25 @@ def op(name, **kwargs):
     return {"id": name, "kwargs": kwargs}
 
 
-SECTION = {"levels": "levels.json", "to": "standard", "by": "section"}
+SECTION = {"levels": "levels.json", "eps": 1e-6, "floor": 0.0, "by": "section"}
 
 
 @pytest.mark.parametrize(
     ("operations", "expected"),
     [
         ([op("ensure_dtype", dtype="float32")], "none"),
-        ([op("zero_mean_unit_variance", axes=["y", "x"])], SECTION),
+        ([op("zero_mean_unit_variance", axes=["y", "x"])], [{"standard": SECTION}]),
         (
-            [op("zero_mean_unit_variance", axes=["y", "x"]), op("clip", min=-3, max=3)],
-            SECTION | {"clip": [-3.0, 3.0]},
+            [op("zero_mean_unit_variance", axes=["y", "x"], eps=10.0), op("clip", min=-3, max=3)],
+            [{"standard": SECTION | {"eps": 10.0}}, {"clip": [-3.0, 3.0]}],
+        ),
+        (
+            [op("scale_linear", gain=2.0), op("zero_mean_unit_variance", axes=["y", "x"])],
+            [{"scale": 2.0, "offset": 0.0}, {"standard": SECTION}],
+        ),
+        (
+            [op("scale_range", axes=["y", "x"]), op("scale_linear", gain=2.0)],
+            [{"rescale": SECTION | {"low": 0.0, "high": 1.0}}, {"scale": 2.0, "offset": 0.0}],
         ),
         (
             [op("zero_mean_unit_variance", axes=["batch", "y", "x"], eps=1e-5)],
@@ -260,11 +280,10 @@ def test_operations_of_the_former_format(tmp_path):
     ("operations", "message"),
     [
         ([op("zero_mean_unit_variance", axes=["x"])], "takes values over the axes x"),
-        ([op("scale_range", axes=["y", "x"])], "takes quantiles of each section"),
         ([op("scale_range", reference_tensor="answer")], "takes values of another tensor"),
         (
-            [op("scale_linear", gain=2.0), op("zero_mean_unit_variance", axes=["y", "x"])],
-            "takes values of each section after another operation",
+            [op("zero_mean_unit_variance", axes=["y", "x"]), op("scale_range")],
+            "takes values that follow from those of each section",
         ),
         ([op("sigmoid")], "sigmoid of the input is none of those that are known here"),
         ([op("ensure_dtype", dtype="uint8")], "makes uint8 of the values"),
@@ -281,6 +300,13 @@ def test_preprocessing_that_is_not_known_is_named(operations, message, tmp_path)
 def test_values_of_several_channels_together_are_refused(tmp_path):
     content = made.described(2, [op("zero_mean_unit_variance")], channels=2)
     with pytest.raises(ModelContractError, match="takes values of all channels together"):
+        recipe(made.make_package(tmp_path / "p", content, channels=2))
+
+
+def test_values_of_each_channel_of_a_section_are_refused(tmp_path):
+    operations = [op("zero_mean_unit_variance", axes=["y", "x"])]
+    content = made.described(2, operations, channels=2)
+    with pytest.raises(ModelContractError, match="takes values of each channel of a section"):
         recipe(made.make_package(tmp_path / "p", content, channels=2))
 
 
