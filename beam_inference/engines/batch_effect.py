@@ -77,9 +77,8 @@ def effect_of_batch(
             answers = _answers(predictor, [each] * batch_size, normalize)
             compare(next(answers), answers)
     assert distances is not None, "patches were compared"
-    largest, scale = distances.worst
     precision = predictor.description.get("precision", "float32")
-    return BatchEffect(largest, TOLERANCES[precision] * scale)
+    return BatchEffect(*distances.worst(TOLERANCES[precision]))
 
 
 def _quieter(patch: AnyArray) -> AnyArray:

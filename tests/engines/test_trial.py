@@ -92,6 +92,25 @@ def test_a_channel_is_not_lost_beside_one_of_large_values():
         once(beside_large_values(Counter(0.01)), output_channels=2)
 
 
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_a_network_of_small_values_is_not_lost_in_what_is_allowed(precision):
+    patch = np.random.default_rng(0).integers(1, 256, (1, 4, 6, 8)).astype(np.float32)
+
+    def check(ours):
+        described = {"engine": "openvino", "precision": precision}
+        one = torch_predictor(ours, torch.device("cpu"), description=described)
+        small = torch_predictor(
+            lambda x: x * 3e-5, torch.device("cpu"), description={"engine": "torch", **FLOAT32}
+        )
+        return check_difference(one, small, patch, lambda batch: batch, 2)
+
+    with pytest.raises(EngineError, match="differs from PyTorch in float32"):
+        check(torch.zeros_like)
+    with pytest.raises(EngineError, match="differs from PyTorch in float32"):
+        check(lambda x: x * 4e-5)
+    check(lambda x: x * 3.1e-5)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
