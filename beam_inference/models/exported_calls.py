@@ -23,15 +23,17 @@ _HIGHEST_POWER = 8
 
 
 def check_calls(program: torch.export.ExportedProgram) -> None:
-    """Check that a program names dtypes, layouts and memory formats, and does not number them.
+    """Check that a program names dtypes, layouts and memory formats, and takes no memory as it is.
 
-    PyTorch looks a number up without asking whether there is such a one.
+    PyTorch looks the number of a dtype up without asking whether there is such a one.
 
     Raises:
         UnsafeProgram: it does.
     """
     for graph in _graphs(program.graph_module):
         for node in graph.nodes:
+            if node.target in _UNCLEARED:
+                raise UnsafeProgram(f"{node.target} gives what the process has in its memory")
             schema = getattr(node.target, "_schema", None)
             for argument in () if schema is None else schema.arguments:
                 value = _arguments(schema, node.args, node.kwargs).get(argument.name)
@@ -150,6 +152,16 @@ def _fits_attention(call: Json) -> bool:
 
 
 _ATEN = torch.ops.aten
+_UNFILLED = (
+    _ATEN.empty,
+    _ATEN.empty_like,
+    _ATEN.empty_permuted,
+    _ATEN.empty_strided,
+    _ATEN.new_empty,
+    _ATEN.new_empty_strided,
+)
+_UNCLEARED = frozenset(each.out for each in _UNFILLED)
+"""Operators that leave the memory of a tensor they are given as it is; PyTorch writes none."""
 _GUARDED: dict[Any, Callable[..., Any]] = (
     {
         each: _guard(each, check)
@@ -175,11 +187,7 @@ _GUARDED: dict[Any, Callable[..., Any]] = (
         each: _clear(each)
         for each in (
             _ATEN.empty.memory_format,
-            _ATEN.empty_like.default,
-            _ATEN.empty_permuted.default,
-            _ATEN.empty_strided.default,
-            _ATEN.new_empty.default,
-            _ATEN.new_empty_strided.default,
+            *(each.default for each in _UNFILLED if each is not _ATEN.empty),
             torch.ops.prims.empty.default,
             torch.ops.prims.empty_permuted.default,
             torch.ops.prims.empty_strided.default,

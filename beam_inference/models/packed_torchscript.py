@@ -44,6 +44,8 @@ _OWN_PRIVATE = re.compile(
 )
 _MORE_THAN_COMPUTING = frozenset(
     {"_print", "chr", "initial_seed", "manual_seed", "seed", "set_data"}
+    # what the process has in its memory
+    | {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 )
 _OF_PROGRAMS = frozenset({"set_grad_enabled", "storage_offset", "warn"})
 """Operators of TorchScript that are harmless, though programs of torch.export have none."""

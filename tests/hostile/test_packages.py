@@ -313,6 +313,13 @@ class Draws(torch.nn.Module):
         return batch
 
 
+class Leaks(torch.nn.Module):
+    """Answers what the process had in its memory."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch * 0 + batch.new_empty(batch.shape)
+
+
 class Counts(torch.nn.Module):
     """Answers otherwise after fifty batches."""
 
@@ -343,6 +350,7 @@ class CountsInPlace(torch.nn.Module):
         (ReadsBeyond(), "calls aten::_native_batch_norm_legit"),
         (Unsafe(), "calls aten::_sparse_coo_tensor_unsafe"),
         (Draws(), "calls aten::manual_seed"),
+        (Leaks(), "calls aten::new_empty"),
         (Counts(), "keeps 'count' from one batch to the next"),
         (CountsInPlace(), "keeps 'total' from one batch to the next"),
     ],

@@ -119,6 +119,19 @@ def test_memory_is_not_given_as_it_is():
     torch.testing.assert_close(network(BATCH), BATCH.sum().expand(1 << 20), rtol=0, atol=0)
 
 
+def test_memory_is_not_given_as_it_is_in_a_tensor_that_is_there():
+    class Empty(torch.nn.Module):
+        def forward(self, batch):
+            return batch.sum() + torch.empty(4)
+
+    program = torch.export.export(Empty(), (BATCH,))
+    check_calls(program)
+    (made,) = (node for node in program.graph.nodes if node.target is aten.empty.memory_format)
+    made.target = aten.empty.out
+    with pytest.raises(UnsafeProgram, match="empty.out gives what the process has in its memory"):
+        check_calls(program)
+
+
 @pytest.mark.parametrize("operator", [aten.sum.default, aten._to_copy.default])
 @pytest.mark.parametrize("within", [False, True])
 def test_enumerations_that_are_numbers(operator, within):
