@@ -37,7 +37,7 @@ def load(request: LoadRequest) -> Callable[[Any], Any]:
         config.freezing = request.device == "cpu"
         compiled: Callable[[Any], Any] = torch.compile(source, dynamic=False)
         batch = torch.zeros(request.batch_shape, device=request.device)
-        with torch.inference_mode():
+        with torch.no_grad():
             compiled(batch.contiguous(memory_format=memory_format_of(request)))
     return compiled
 

@@ -50,7 +50,7 @@ class Device(Protocol):
         """Whether device arrays are in the machine's memory."""
 
     def session(self) -> AbstractContextManager[object]:
-        """A context in which everything else is called (torch: inference mode)."""
+        """A context in which everything else is called (torch: no gradients)."""
 
     def upload(self, array: AnyArray) -> Any:
         """Bring an array to the device: a device array of the same shape, dtype and values."""

@@ -53,7 +53,10 @@ class TorchDevice:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Enter inference mode, with deterministic arithmetic in the job's precision."""
+        """Record no gradients; arithmetic is deterministic, and in the job's precision.
+
+        In PyTorch's inference mode, networks that differentiate inside would answer zeros.
+        """
         torch.set_num_threads(self._threads)  # of the calling thread: OpenMP keeps one for each
         if not self.on_host:
             with device_errors():
@@ -62,7 +65,7 @@ class TorchDevice:
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = self._precision == "tf32"
         torch.set_float32_matmul_precision("high" if self._precision == "tf32" else "highest")
-        with torch.inference_mode():
+        with torch.no_grad():
             yield
 
     def upload(self, array: AnyArray) -> torch.Tensor:

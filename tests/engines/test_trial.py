@@ -187,6 +187,32 @@ def test_a_network_may_overwrite_its_input(caplog):
     assert not caplog.text
 
 
+def differentiate_backwards(batch):
+    return torch.autograd.functional.vjp(lambda x: x**2, batch, torch.ones_like(batch))[1]
+
+
+def differentiate_forwards(batch):
+    return torch.autograd.functional.jvp(lambda x: x**2, batch, torch.ones_like(batch))[1]
+
+
+def descend(batch):
+    with torch.enable_grad():
+        batch = batch.clone().requires_grad_()
+        (slope,) = torch.autograd.grad((batch**2).sum(), batch, create_graph=True)
+        return slope
+
+
+@pytest.mark.parametrize("network", [differentiate_backwards, differentiate_forwards, descend])
+def test_a_network_may_differentiate(network):
+    patch = np.random.default_rng(0).random((1, 4, 6, 8)).astype(np.float32)
+    predictor = torch_predictor(network, torch.device("cpu"))
+    with predictor.device.session():
+        answer = predictor.predict(predictor.device.upload(patch[None]))
+        found = predictor.device.download(answer)()
+    np.testing.assert_allclose(found[0], 2 * patch, rtol=1e-6)
+    assert once(network).high > 0
+
+
 def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
     def little_room(batch):
         if len(batch) > 1:
