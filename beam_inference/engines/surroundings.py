@@ -15,7 +15,17 @@ from beam_inference.config.fields import Json
 from beam_inference.config.plugins import list_plugins
 from beam_inference.environment import usable_cores, usable_memory
 
-_PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxscript", "openvino", "torch")
+_PACKAGES = (
+    "dynamic-network-architectures",
+    "monai",
+    "nncf",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "openvino",
+    "torch",
+)
 _VARIABLES = (
     "ATEN_",
     "CUBLAS_",

@@ -337,13 +337,37 @@ class _Padding(ForeignModel):
     value: FiniteFloat = 0.0
 
 
+class _Data05(ForeignModel):
+    type: str | None = None
+    values: Any = None
+
+    @property
+    def dtype(self) -> str:
+        """The dtype, or the one that the format means where none is stated."""
+        return self.type or ("float32" if self.values is None else "uint8")
+
+
 class _Tensor05(ForeignModel):
     id: str | None = None
+    data: _Data05 | Annotated[list[_Data05], Field(min_length=1)] = _Data05()
     axes: Annotated[list[_Axis05], Field(min_length=1, max_length=8)]
     test_tensor: _File | None = None
     preprocessing: list[_Operation05] = Field([])
     postprocessing: list[_Operation05] = Field([])
     pad: _Padding | None = None
+
+    def list_operations(self) -> list[Operation]:
+        """The operations, and the dtype that the format has made of their values in the end.
+
+        Before the first one it makes the same dtype of an image, which has it by itself.
+        """
+        stated = [
+            Operation(each.id, each.arguments) for each in self.preprocessing + self.postprocessing
+        ]
+        if stated and stated[-1].name in ("ensure_dtype", "binarize"):
+            return stated
+        first = self.data[0] if isinstance(self.data, list) else self.data
+        return [*stated, Operation("ensure_dtype", {"dtype": first.dtype})]
 
 
 class _Model05(ForeignModel):
@@ -370,10 +394,7 @@ def _tensor_05(
     return Tensor(
         name,
         made,
-        [
-            Operation(each.id, each.arguments)
-            for each in tensor.preprocessing + tensor.postprocessing
-        ],
+        tensor.list_operations(),
         None if test is None else test.source,
         None if test is None else test.sha256,
         None if tensor.pad is None else (tensor.pad.mode, tensor.pad.value),

@@ -32,8 +32,14 @@ _READ_ELSEWHERE = {
 }
 """What MONAI itself runs, which may name other parts than those that are read here."""
 
+_NETWORK = re.compile(r"\$?@network_def(\.to\(@device\))?")
+"""The network that is read here, as ``network`` names it."""
+
+_CHANGES_VALUES = ("prepare_batch", "iteration_update")
+"""Functions of an evaluator that may change what the network sees or what it answers."""
+
 _FLOATS = re.compile(r"\$?((torch|np|numpy)\.)?(float|float32|float64|double)")
-_OF_A_DTYPE = ("EnsureType", "EnsureTyped", "LoadImage", "LoadImaged")
+_OF_A_DTYPE = ("EnsureType", "EnsureTyped", "LoadImage", "LoadImaged", "ToTensor", "ToTensord")
 """Transforms that change values if they are told a dtype."""
 
 _DEEPEST = 32
@@ -198,13 +204,24 @@ class Config:
         for (section, key), expected in _READ_ELSEWHERE.items():
             part = self.values.get(section)
             named = part.get(key, expected) if isinstance(part, dict) else expected
-            is_other = isinstance(named, dict) or (
-                isinstance(named, str) and named.startswith("@") and named != expected
-            )
-            if is_other:
+            is_other = isinstance(named, str) and named.removeprefix("$") != expected
+            if is_other or isinstance(named, dict):
                 raise ModelContractError(
                     f"{self.file}: {section}.{key} is {shorten_value(named)}; only {expected} is "
                     "known here, and MONAI would run another part. Write the job file by hand."
+                )
+        network = self.values.get("network")
+        if isinstance(network, str) and not _NETWORK.fullmatch(network.replace(" ", "")):
+            raise ModelContractError(
+                f"{self.file}: network is {shorten_text(network)}; only @network_def is known "
+                "here, and MONAI would run another network. Write the job file by hand."
+            )
+        evaluator = self.values.get("evaluator")
+        for key in _CHANGES_VALUES:
+            if isinstance(evaluator, dict) and evaluator.get(key) is not None:
+                raise ModelContractError(
+                    f"{self.file}: evaluator.{key} is {shorten_value(evaluator[key])}, which may "
+                    "change values, and is not run here. Write the job file by hand."
                 )
 
     def _component(self, value: object, place: str) -> Component:

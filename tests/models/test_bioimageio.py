@@ -297,6 +297,17 @@ def test_preprocessing_that_is_not_known_is_named(operations, message, tmp_path)
         normalized(tmp_path, *operations)
 
 
+@pytest.mark.parametrize("data", [{"type": "uint8"}, [{"type": "uint8"}], {"values": [0, 1, 2]}])
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_a_dtype_that_the_format_makes_in_the_end(data, side, tmp_path):
+    content = made.described(2, [], [op("sigmoid"), op("scale_linear", gain=255.0)])
+    content[side][0]["data"] = data
+    with pytest.raises(ModelContractError, match="ensure_dtype of the .* makes uint8 of the value"):
+        recipe(made.make_package(tmp_path / "p", content))
+    content[side][0]["data"] = {"type": "float64"}
+    recipe(made.make_package(tmp_path / "q", content))
+
+
 def test_values_of_several_channels_together_are_refused(tmp_path):
     content = made.described(2, [op("zero_mean_unit_variance")], channels=2)
     with pytest.raises(ModelContractError, match="takes values of all channels together"):

@@ -188,12 +188,41 @@ def test_preprocessing(transforms, normalize, tmp_path):
         ({"inferer": {"mode": "other"}}, "has the mode 'other'"),
         ({"inferer": {"process_fn": 1}}, "has the argument process_fn, which is not known"),
         ({"network": made.NETWORK | {"spatial_dims": 2}}, "the network has 2 axes of space"),
+        (
+            {"transforms": [transform("ToTensord", dtype="$torch.uint8")]},
+            r"makes '\$torch\.uint8' of the values",
+        ),
     ],
 )
 def test_what_is_not_known_is_named(changes, message, tmp_path):
     content = made.config(**changes)
     with pytest.raises(ModelContractError, match=message):
         recipe(made.make_bundle(tmp_path / "b", content))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"network": "$torch.nn.Sequential(@network_def, torch.nn.Softmax(1))"}, "another network"),
+        ({"evaluator": {"network": "$torch.nn.Sequential(@network)"}}, "evaluator.network is"),
+        ({"evaluator": {"postprocessing": "$@postprocessing2"}}, "evaluator.postprocessing is"),
+        ({"evaluator": {"prepare_batch": "$lambda b: b * 2"}}, "evaluator.prepare_batch is"),
+        ({"evaluator": {"iteration_update": "$f"}}, "evaluator.iteration_update is"),
+    ],
+)
+def test_other_parts_that_would_run_are_named(changes, message, tmp_path):
+    content = made.config() | changes
+    with pytest.raises(ModelContractError, match=message):
+        recipe(made.make_bundle(tmp_path / "b", content))
+
+
+def test_other_words_for_the_same_parts(tmp_path):
+    parts = {"network": "$@network", "inferer": "@inferer", "prepare_batch": None}
+    for number, network in enumerate(
+        ("@network_def", "$@network_def", "$@network_def.to( @device)")
+    ):
+        content = made.config() | {"network": network, "evaluator": parts}
+        recipe(made.make_bundle(tmp_path / str(number), content))
 
 
 @pytest.mark.parametrize(
