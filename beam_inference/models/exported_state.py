@@ -6,10 +6,21 @@ Its results would then depend on which patches it had seen before, and so on the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from beam_inference.errors import ModelContractError
 from beam_inference.models.batch_norm import exported_batch_norm
+
+
+@dataclass(frozen=True)
+class _View:
+    """How a function shares memory that does not say so itself: as if it returned a view."""
+
+    is_write: bool = False
+
+
+_VIEW = _View()
 
 
 def check_stateless(program: Any, path: str) -> None:
@@ -33,6 +44,9 @@ def check_stateless(program: Any, path: str) -> None:
         *getattr(signature, "parameters_to_mutate", {}).values(),
     }
     written = _nodes_written_to(program.graph)
+    for part in _parts(program.graph_module):
+        if any(node.op == "placeholder" for node in _nodes_written_to(part)):
+            changed.add("what a branch or a loop of it is given")
     for node in program.graph.nodes:
         if node.op != "placeholder" or node.name not in own:
             continue
@@ -48,6 +62,12 @@ def check_stateless(program: Any, path: str) -> None:
             "batch: its results would depend on the order in which patches are computed. Export "
             "the network without state that it changes."
         )
+
+
+def _parts(network: Any) -> list[Any]:
+    """The graphs of branches and loops within a program's."""
+    found = [getattr(module, "graph", None) for module in network.modules()]
+    return [graph for graph in found if graph is not None and graph is not network.graph]
 
 
 def _nodes_written_to(graph: Any) -> set[Any]:
@@ -79,6 +99,7 @@ def _aliases(node: Any) -> Iterator[tuple[Any, Any]]:
         return
     schema = getattr(node.target, "_schema", None)
     if schema is None:  # a function of Python, such as that which takes an item of a list
+        yield from ((each, _VIEW) for each in node.all_input_nodes)
         return
     for number, argument in enumerate(schema.arguments):
         given = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)

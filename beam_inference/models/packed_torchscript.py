@@ -17,6 +17,7 @@ from beam_inference.models.archive import open_archive
 from beam_inference.models.own_copy import own_copy
 from beam_inference.models.pickle_bounds import PickleOutOfBounds, check_pickle
 from beam_inference.models.pickled_storages import check_storages
+from beam_inference.models.script_state import list_changed
 from beam_inference.models.torchscript import is_torchscript, load_file, not_loaded
 
 if TYPE_CHECKING:
@@ -114,6 +115,9 @@ def _find_more_than_computing(path: Path) -> str | None:
             reason = _judge_node(node, function.name)
             if reason is not None:
                 return f"{reason} in {function.name}"
+        changed = list_changed(function.graph) - _OF_BATCH_NORM
+        if changed and function.name != "__init__":
+            return f"keeps {min(changed)!a:.60} from one batch to the next in {function.name}"
     return None
 
 
@@ -192,9 +196,10 @@ def _judge_node(node: torch._C.Node, function: str) -> str | None:
         return f"calls {kind}"
     if any("torch.classes" in str(value.type()) for value in node.outputs()):
         return "makes an object of PyTorch's own"
-    changed = _changed_attribute(node)
-    if changed is not None and changed not in _OF_BATCH_NORM and function != "__init__":
-        return f"keeps {changed!a:.60} from one batch to the next"
+    if kind == "prim::SetAttr" and function != "__init__":
+        name = node.s("name")
+        if name not in _OF_BATCH_NORM:
+            return f"keeps {name!a:.60} from one batch to the next"
     return None
 
 
@@ -211,20 +216,10 @@ def _computes(node: torch._C.Node) -> bool:
     return is_plain and is_arithmetic(name)
 
 
-def _changed_attribute(node: torch._C.Node) -> str | None:
-    """The attribute of an object that a step changes; None if it changes none."""
-    kind = node.kind()
-    if kind == "prim::SetAttr":
-        return str(node.s("name"))
-    is_in_place = kind.startswith("aten::") and kind.endswith("_") and not kind.endswith("__")
-    if not is_in_place:
-        return None
-    changed = next(iter(node.inputs())).node()
-    return str(changed.s("name")) if changed.kind() == "prim::GetAttr" else None
-
-
 def _list_nodes(block: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:
     for node in block.nodes():
         yield node
+        if node.hasAttribute("Subgraph"):
+            yield from _list_nodes(node.g("Subgraph"))
         for inner in node.blocks():
             yield from _list_nodes(inner)

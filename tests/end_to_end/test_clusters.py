@@ -546,9 +546,10 @@ def run_by_rest(url, jar):
         assert json.load(got)["jobid"]
 
 
-def test_an_uber_jar(engine, conv_job, tmp_path, result):
+def test_an_uber_jar(engine, conv_job, tmp_path, monkeypatch, result):
     only_flink(engine)
     path, expected = conv_job
+    monkeypatch.delattr("beam_inference.beam.job_server.ServerProcess")  # it needs none
     assert main(["run", path, *engine.flags, "--flink_submit_uber_jar"]) == 0
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
     result("`--flink_submit_uber_jar`")

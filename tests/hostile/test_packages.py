@@ -270,9 +270,9 @@ def rewrite(path: Path, change: Callable[[str, bytes], tuple[str, bytes]]) -> No
             archive.writestr(name, content)
 
 
-def load_torchscript(folder: Path) -> None:
+def load_torchscript(folder: Path) -> torch.nn.Module:
     with open_package(folder) as package:
-        package.network.load(is_trusted=False)
+        return package.network.load(is_trusted=False)
 
 
 def test_a_method_that_runs_at_once_is_found_whatever_the_case_of_its_file(tmp_path: Path) -> None:
@@ -342,6 +342,149 @@ class CountsInPlace(torch.nn.Module):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         self.total.add_(1)
         return batch + self.total
+
+
+class Keeps(torch.nn.Module):
+    """Has a tensor, a list and a dictionary of its own."""
+
+    items: list[torch.Tensor]
+    table: dict[str, torch.Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2))
+        self.items = [torch.zeros(1)]
+        self.table = {"a": torch.zeros(1)}
+
+
+class KeepsByView(Keeps):
+    """Adds to an item of its tensor."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.total[0].add_(1)
+        return batch + self.total[0]
+
+
+class KeepsByIndex(Keeps):
+    """Sets an item of its tensor."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.total[0] = self.total[0] + 1
+        return batch + self.total[0]
+
+
+class KeepsByList(Keeps):
+    """Adds to its tensor in a list."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        several: list[torch.Tensor] = []
+        several.append(self.total)
+        several[0].add_(1)
+        return batch + self.total[0]
+
+
+class KeepsInLoop(Keeps):
+    """Adds to what a variable of a loop was one round before."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        first = batch.clone()
+        second = batch.clone()
+        for _ in range(3):
+            first.add_(1)
+            first = second
+            second = self.total
+        return batch + self.total[0]
+
+
+class KeepsInBranch(Keeps):
+    """Adds to one of two tensors."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        chosen = self.total if bool(batch.mean() > 0.5) else batch.clone()
+        chosen.add_(1)
+        return batch + self.total[0]
+
+
+class KeepsByFunction(Keeps):
+    """Gives its tensor to a function that adds to what it is given."""
+
+    def grow(self, values: torch.Tensor) -> torch.Tensor:
+        values += 1
+        return values
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch + self.grow(self.total)[0]
+
+
+class KeepsByOut(Keeps):
+    """Names its tensor as the place of a result."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        torch.add(self.total, torch.ones([2]), out=self.total)
+        return batch + self.total[0]
+
+
+class KeepsAppending(Keeps):
+    """Has a list that grows."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.items.append(self.items[-1] + 1)
+        return batch + self.items[-1]
+
+
+class KeepsInTable(Keeps):
+    """Has a dictionary whose values change."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.table["a"] = self.table["a"] + 1
+        return batch + self.table["a"]
+
+
+class ChangesItsOwnCopies(Keeps):
+    """Changes in place what it has made of the batch, and keeps nothing."""
+
+    def grow(self, values: torch.Tensor) -> torch.Tensor:
+        values += 1
+        return values
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        several = [batch + self.total[0], batch * 2]
+        several.append(batch.clone())
+        for each in several:
+            self.grow(each)[0] *= 2
+        padded = batch.new_zeros(batch.shape)
+        padded[:, :, 1:] = several[0][:, :, 1:]
+        return padded + self.items[0] + self.table["a"]
+
+
+@pytest.mark.parametrize(
+    ("network", "name"),
+    [
+        (KeepsByView(), "total"),
+        (KeepsByIndex(), "total"),
+        (KeepsByList(), "total"),
+        (KeepsInLoop(), "total"),
+        (KeepsInBranch(), "total"),
+        (KeepsByFunction(), "total"),
+        (KeepsByOut(), "total"),
+        (KeepsAppending(), "items"),
+        (KeepsInTable(), "table"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_torchscript_of_a_package_keeps_nothing_by_another_name(
+    network: torch.nn.Module, name: str, tmp_path: Path
+) -> None:
+    folder = cellmap_packages.make_package(tmp_path, network=network)
+    with pytest.raises(ModelContractError, match=f"keeps '{name}' from one batch to the next"):
+        load_torchscript(folder)
+
+
+def test_torchscript_of_a_package_may_change_its_own_copies(tmp_path: Path) -> None:
+    network = ChangesItsOwnCopies()
+    loaded = load_torchscript(cellmap_packages.make_package(tmp_path, network=network))
+    batch = torch.rand(1, 1, 4, 6, 8)
+    torch.testing.assert_close(loaded(batch), network(batch))
 
 
 @pytest.mark.parametrize(
