@@ -125,6 +125,13 @@ class _Bundle:
     @cached_property
     def weights(self) -> str:
         """Name of the file of the network."""
+        known = [name.rpartition("/")[2] for name in _WEIGHTS]
+        others = [each for each in self.config.checkpoints() if each not in known]
+        if others:
+            raise ModelContractError(
+                f"{self.config.file} loads {shorten_text(others[0])}; only {' and '.join(known)} "
+                "are known here, whose weights may be others. Rename the file, here and there."
+            )
         for name in _WEIGHTS:
             folder, _, file = name.partition("/")
             if (self.root / folder / file).is_file():
@@ -178,8 +185,17 @@ class _Bundle:
             voxel_size=_zyx(prepared.voxel_size),
             has_unit=True,
             needs_levels="levels" in str(prepared.normalize),
-            cautions=_cautions(prepared),
+            cautions=[*_cautions(prepared), *self._weight_cautions()],
         )
+
+    def _weight_cautions(self) -> list[str]:
+        loaded = [each for each in self.config.checkpoints() if not self.weights.endswith(each)]
+        if not loaded or not (self.root / "models" / loaded[0]).is_file():
+            return []
+        return [
+            f"{CONFIGS[0]} loads models/{loaded[0]}, and {self.weights} is taken here, which is "
+            "meant to hold the same weights. Export it again if the other one was trained since."
+        ]
 
     def _inferer(self) -> Component:
         inferer = self.config.own_component("inferer")

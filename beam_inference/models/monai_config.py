@@ -38,6 +38,8 @@ _NETWORK = re.compile(r"\$?@network_def(\.to\(@device\))?")
 _CHANGES_VALUES = ("prepare_batch", "iteration_update")
 """Functions of an evaluator that may change what the network sees or what it answers."""
 
+_CHECKPOINT = re.compile(r"[\w-]+\.(?:pt|pth|ts|ckpt)\b")
+
 _FLOATS = re.compile(r"\$?((torch|np|numpy)\.)?(float|float32|float64|double)")
 _OF_A_DTYPE = ("EnsureType", "EnsureTyped", "LoadImage", "LoadImaged", "ToTensor", "ToTensord")
 """Transforms that change values if they are told a dtype."""
@@ -188,6 +190,20 @@ class Config:
                     "compute in float32. Write the job file by hand."
                 )
         return True
+
+    def checkpoints(self) -> list[str]:
+        """Names of the files of weights that MONAI would load, as far as texts name them."""
+        found: set[str] = set()
+        waiting: list[tuple[object, bool]] = [(self.values, False)]
+        while waiting:
+            value, is_path = waiting.pop()
+            if isinstance(value, dict):
+                waiting += [(each, key == "load_path") for key, each in value.items()]
+            elif isinstance(value, list):
+                waiting += [(each, is_path) for each in value]
+            elif isinstance(value, str) and is_path:
+                found.update(_CHECKPOINT.findall(value))
+        return sorted(found)
 
     def check_parts(self) -> None:
         """Refuse a configuration of which MONAI would run other parts than those read here.

@@ -170,8 +170,9 @@ class Crew:
     def _run(self, stage: ClaimedStage, indices: Sequence[int]) -> list[Record]:
         """Do chunks, but for those that were put into quarantine since this process began."""
         quarantined = self._lately_quarantined(indices) if self._has_met_others else set()
+        left = [index for index in indices if index not in quarantined]
         records = []
-        for record in stage.run([index for index in indices if index not in quarantined]):
+        for record in stage.run(left) if left else ():
             self._signs.count(record)
             records.append(record)
         return records + [Record(index, "quarantined") for index in sorted(quarantined)]

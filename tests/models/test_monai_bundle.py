@@ -216,6 +216,21 @@ def test_other_parts_that_would_run_are_named(changes, message, tmp_path):
         recipe(made.make_bundle(tmp_path / "b", content))
 
 
+def loading(*names):
+    """A part that loads weights, as bundles have it."""
+    paths = [f"$@bundle_root + '/models/{name}'" for name in names]
+    return {"checkpointloader": {"_target_": "CheckpointLoader", "load_path": paths}}
+
+
+def test_weights_that_are_others_are_refused_or_told(tmp_path):
+    with pytest.raises(ModelContractError, match="inference.json loads model_tuned.pt; only"):
+        recipe(made.make_bundle(tmp_path / "a", made.config() | loading("model_tuned.pt")))
+    folder = made.make_bundle(tmp_path / "b", made.config() | loading("model.pt"))
+    assert not any("model.pt" in caution for caution in recipe(folder).cautions)
+    (folder / "models/model.pt").write_bytes(b"")
+    assert any("loads models/model.pt, and" in caution for caution in recipe(folder).cautions)
+
+
 def test_other_words_for_the_same_parts(tmp_path):
     parts = {"network": "$@network", "inferer": "@inferer", "prepare_batch": None}
     for number, network in enumerate(

@@ -9,6 +9,7 @@ from helpers import job_values, read_volume
 
 from beam_inference.beam.transforms import launch_ranges, run_length, runs_of_range
 from beam_inference.config.job_file import parse_job
+from beam_inference.errors import ChunkFault
 from beam_inference.job.crew_records import CrewRecords
 from beam_inference.job.runs import missing_runs
 from beam_inference.job.shards import Shard
@@ -16,6 +17,7 @@ from beam_inference.job.verification import verify
 from beam_inference.launch.prepare import prepare
 from beam_inference.volumes.opening import open_volume
 from beam_inference.worker.device_turns import DeviceTurns
+from beam_inference.worker.journal import Journal
 from beam_inference.worker.worker import Worker
 
 SOON = {"timeouts": {"claim": 0.6}, "run_length": 4}
@@ -89,6 +91,21 @@ def test_what_another_worker_has_done_meanwhile_is_not_done_again(launch):
     assert second.state().crew().claim("infer", 4, runs[0][0] // 4, f"{first.id}-1")
     outcomes = {record.outcome for record in worker.infer_chunks(runs[0])}
     assert outcomes == {"skipped"}
+
+
+def test_a_stretch_that_another_worker_has_given_up_wholly(launch):
+    """As where an engine repeats a task of which all chunks are in quarantine."""
+    own = launch()
+    run, given_up, *_ = runs_of(own)
+    job = own.read_job()
+    journal = Journal(own, job, own.state())
+    for index in given_up:
+        journal.quarantine(index, ChunkFault("it is damaged", "read", 1))
+    assert own.state().crew().claim("infer", 4, run[0] // 4, "killed-1")
+    worker = Worker(own)
+    list(worker.infer_chunks(run))  # meets another worker, and does the rest meanwhile
+    assert [record.outcome for record in worker.infer_chunks(given_up)] == ["quarantined"] * 4
+    assert own.state().count_receipts(0, job.plan.chunks.count) == job.plan.chunks.count - 4
 
 
 def test_a_worker_that_waits_stops_when_it_is_told_to(launch):
