@@ -32,6 +32,10 @@ class _Random(Exception):
     """A node draws random numbers; the message names its operator."""
 
 
+class _Trains(Exception):
+    """A node is in its training mode; the message names its operator."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Message:
     """What of a message of the ONNX standard may lead to a tensor.
@@ -93,6 +97,9 @@ _RANDOM = frozenset(
 )
 _OPERATOR_DOMAINS = frozenset((b"", b"ai.onnx", b"com.microsoft"))
 _INITIALIZER = 5
+_INTEGER = 3
+_REFERENCE = 21
+"""Numbers of the fields of an attribute that hold a whole number, or the name of another one."""
 _VALUES = frozenset((4, 5, 6, 7, 9, 10, 11))
 """Numbers of the fields that hold values of a tensor."""
 _TRAINING_MODE = 2
@@ -103,7 +110,8 @@ def check_self_contained(path: Path) -> None:
     """Check that an ONNX file is a network by itself, and one that computes.
 
     Weights in another file would be neither hashed nor fetched with it. It unfolds to a network of
-    bounded size, and draws no random numbers, which it might do for a few inputs only.
+    bounded size, draws no random numbers, which it might do for a few inputs only, and normalises
+    by what it has been trained on.
 
     Raises:
         ModelContractError: it does not, or is not an ONNX file.
@@ -119,7 +127,7 @@ def check_self_contained(path: Path) -> None:
             if all(number != _GRAPH_NUMBER for number, *_ in _fields(content, 0, len(content))):
                 raise _Malformed("it has no graph")
             _check_calls(content)
-            _check_random(content)
+            _check_modes(content)
         except _Malformed as error:
             raise ModelContractError(
                 f"{path} is not an ONNX file, or damaged: {error}. Save or copy it again."
@@ -133,6 +141,13 @@ def check_self_contained(path: Path) -> None:
             raise ModelContractError(
                 f"{path} draws random numbers (by {error}), so its output would be another one "
                 "each time. Export it in evaluation mode, and without random numbers."
+            ) from None
+        except _Trains as error:
+            raise ModelContractError(
+                f"{path} has a {error} in training mode, which takes the statistics of the patch "
+                "at hand in place of those that it was trained to. Export it in evaluation mode "
+                "(network.eval()); if it is meant so, run it as a factory with model.batch_norm: "
+                "batch."
             ) from None
         except _ExternalData:
             raise ModelContractError(
@@ -180,8 +195,8 @@ def _check_calls(content: mmap.mmap) -> None:
         raise _Unfolding(f"stand for more than {_MOST_OF_CALLS:,} nodes where they are called")
 
 
-def _check_random(content: mmap.mmap) -> None:
-    """Refuse nodes that draw random numbers. Raises _Random."""
+def _check_modes(content: mmap.mmap) -> None:
+    """Refuse nodes that draw random numbers, or train. Raises _Random or _Trains."""
     modes = set()
     for part, _, _, begin, end in _parts(content, 0, len(content), _MODEL):
         if part is not _NODE:
@@ -191,11 +206,28 @@ def _check_random(content: mmap.mmap) -> None:
             continue
         if operator in _RANDOM:
             raise _Random(operator.decode())
+        if operator == b"BatchNormalization" and _integer(content, begin, end, b"training_mode"):
+            raise _Trains(operator.decode())
         inputs = _texts(content, begin, end, 1)
         if operator == b"Dropout" and len(inputs) > _TRAINING_MODE and inputs[_TRAINING_MODE]:
             modes.add(inputs[_TRAINING_MODE])
     if modes and not modes <= _falsehoods(content):
         raise _Random("a Dropout in training mode")
+
+
+def _integer(content: mmap.mmap, start: int, stop: int, name: bytes) -> int:
+    """An attribute of a node that is a whole number; 0 where it has none of the name.
+
+    One that a function is given where it is called counts as 1.
+    """
+    for part, parent, _, begin, end in _parts(content, start, stop, _NODE):
+        if part is _ATTRIBUTE and parent is _NODE and _texts(content, begin, end, 1) == [name]:
+            for number, kind, first, last in _fields(content, begin, end):
+                if number == _INTEGER and kind == _VARINT:
+                    return _varint(content, first, last)[0]
+                if number == _REFERENCE:
+                    return 1
+    return 0
 
 
 def _falsehoods(content: mmap.mmap) -> set[bytes]:

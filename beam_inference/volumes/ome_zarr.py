@@ -29,7 +29,11 @@ NM_PER_UNIT = {
         ("um", "µm", "μm", "micron", "microns", "micrometer", "micrometers", "micrometre"), 1e3
     ),
     **dict.fromkeys(("mm", "millimeter", "millimeters", "millimetre"), 1e6),
+    **dict.fromkeys(("cm", "centimeter", "centimeters", "centimetre"), 1e7),
+    **dict.fromkeys(("dm", "decimeter", "decimeters", "decimetre"), 1e8),
     **dict.fromkeys(("m", "meter", "meters", "metre"), 1e9),
+    **dict.fromkeys(("inch", "inches", "in", '"'), 2.54e7),
+    **dict.fromkeys(("thou", "mil"), 2.54e4),
     **dict.fromkeys(("angstrom", "angstroms", "Å"), 0.1),
     **dict.fromkeys(("pm", "picometer", "picometre"), 1e-3),
 }

@@ -49,14 +49,23 @@ def test_strips_in_another_order(tmp_path, kind, number):
     np.testing.assert_array_equal(source.open()(source.info.bounds)[0], IMAGE)
 
 
-def write_images(path, sizes):
-    """An OME-TIFF with images of these sizes of voxels along x, in nm."""
+def write_images(path, sizes, unit="nm"):
+    """An OME-TIFF with images of these sizes of voxels."""
     with tifffile.TiffWriter(path, ome=True) as file:
         for size in sizes:
             placed = {f"PhysicalSize{axis}": size for axis in "XYZ"}
-            units = {f"PhysicalSize{axis}Unit": "nm" for axis in "XYZ"}
+            units = {f"PhysicalSize{axis}Unit": unit for axis in "XYZ"}
             metadata = {"axes": "ZYX", **placed, **units}
             file.write(IMAGE, photometric="minisblack", metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("unit", "nm"), [("µm", 1e3), ("cm", 1e7), ("dm", 1e8), ("in", 2.54e7), ("thou", 2.54e4)]
+)
+def test_units_of_an_ome_tiff(tmp_path, unit, nm):
+    write_images(tmp_path / "a.tif", [2], unit)
+    size = tiff_source(str(tmp_path / "a.tif"), None).info.voxel_size_nm
+    assert size == pytest.approx((2 * nm,) * 3)
 
 
 def test_each_image_of_an_ome_tiff_has_its_own_voxel_size(tmp_path):

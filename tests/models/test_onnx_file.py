@@ -206,6 +206,22 @@ def test_random_numbers_are_refused_wherever_they_are_drawn(node, tmp_path):
         check_model(network_of([within_branch(node)]), tmp_path)
 
 
+def test_batch_normalisation_that_trains_is_refused(tmp_path):
+    def norm(**attributes):
+        inputs = ["x", "scale", "bias", "mean", "variance"]
+        outputs = ["y", "m", "v"] if attributes.get("training_mode") else ["y"]
+        return onnx.helper.make_node("BatchNormalization", inputs, outputs, **attributes)
+
+    for sound in (norm(), norm(training_mode=0), norm(momentum=0.5)):
+        check_model(network_of([sound]), tmp_path)
+    given = norm()
+    given.attribute.append(onnx.AttributeProto(name="training_mode", type=2, ref_attr_name="mode"))
+    for node in (norm(training_mode=1), norm(momentum=0.5, training_mode=1), given):
+        for nodes in ([node], [within_branch(node)]):
+            with pytest.raises(ModelContractError, match="BatchNormalization in training mode"):
+                check_model(network_of(nodes), tmp_path)
+
+
 def mode(*, value, raw=True):
     tensor = onnx.helper.make_tensor("mode", 9, [], [value])
     array = onnx.numpy_helper.to_array(tensor)
