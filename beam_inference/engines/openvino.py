@@ -172,6 +172,7 @@ def _read_network(
     if isinstance(source, Path):
         network = core.read_model(source, *([] if weights is None else [weights]))
         _check_stateless(network, source)
+        _check_extent(network, shape, source)
         network.reshape(list(shape))
         return replace_long_sums(network)
     # Kept or not, the network is read from OpenVINO's own form, so that bits are the same.
@@ -219,6 +220,26 @@ def _check_stateless(network: Model, path: Path) -> None:
             f"{path} keeps {shorten_text(', '.join(states))} from one batch to the next: its "
             "results would depend on the order in which patches are computed. Export the network "
             "without state."
+        )
+
+
+def _check_extent(network: Model, shape: tuple[int, ...], path: Path) -> None:
+    """Refuse a network of a file that is for patches of another extent.
+
+    OpenVINO would give it the extent that is wanted, and leave constants of the former one in it.
+
+    Raises:
+        EngineError: it is.
+    """
+    stated = network.inputs[0].get_partial_shape()
+    if stated.rank.is_dynamic or len(stated) != len(shape):
+        return
+    extent = [dimension.get_length() if dimension.is_static else None for dimension in stated][2:]
+    if any(found not in (None, wanted) for found, wanted in zip(extent, shape[2:], strict=True)):
+        raise EngineError(
+            f"{path} was exported for patches of {stated.to_string()}, and gets {list(shape)} "
+            "(batch, channels, z, y, x; crop margin included): write an inference.patch_shape of "
+            "that extent, or export it for any"
         )
 
 

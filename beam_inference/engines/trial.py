@@ -77,9 +77,11 @@ class ChannelDistances:
 
         Args:
             tolerance: a share of the channel's largest magnitude, or of 1 where that is less; but
-                never more than :data:`MOST_OF_ALL` of the largest magnitude of all channels.
+                never more than a hundred times that share, or :data:`MOST_OF_ALL`, of the largest
+                magnitude of all channels.
         """
-        most = max(MOST_OF_ALL * self.magnitude.max(), _ROUNDING)
+        share = min(MOST_OF_ALL, 100 * tolerance)
+        most = max(share * self.magnitude.max(), _ROUNDING)
         allowed = np.minimum(tolerance * np.fmax(self.magnitude, 1.0), most)
         channel = int(np.argmax(self.typical / allowed))
         return float(self.typical[channel]), float(allowed[channel])
@@ -334,13 +336,24 @@ def check_difference(
     described = predictor.description
     is_exact = described["precision"] == "float32"
     other = noise_unlike(patch) if is_exact else np.ascontiguousarray(patch[:, ::-1, ::-1, ::-1])
-    answers = [
-        _answers(each, patch, other, normalize, batch_size) for each in (predictor, reference)
-    ]
-    if is_exact and not np.isfinite(answers[1][-1]).all():
-        answers = [each[:-1] for each in answers]  # the network is not for such values
     better = reference.description["engine"]
     theirs_name = f"{'PyTorch' if better == 'torch' else better} in float32"
+    try:
+        answers = [
+            _answers(each, patch, other, normalize, batch_size) for each in (predictor, reference)
+        ]
+    except (BeamInferenceError, MemoryError):
+        raise
+    except Exception as error:  # of the reference: the network itself was tried before
+        raise EngineError(
+            f"{theirs_name}, with which {described['engine']} is compared, cannot run the network "
+            f"on {[batch_size, *patch.shape]} (batch, channels, z, y, x): "
+            f"{str(error).strip().splitlines()[-1][:400] if str(error).strip() else error!r}. A "
+            "file that was exported for one shape runs with no other: write inference.patch_shape "
+            "and batch_size as they are there, or export it for any"
+        ) from error
+    if is_exact and not np.isfinite(answers[1][-1]).all():
+        answers = [each[:-1] for each in answers]  # the network is not for such values
     tolerance = TOLERANCES[described["precision"]]
     if better not in ("torch", described["engine"]):
         tolerance = max(tolerance, BETWEEN_ENGINES)

@@ -122,6 +122,7 @@ class _Clip(_Reduced):
 class _Moments(_Reduced):
     mean: Numbers | None = None
     std: Numbers | None = None
+    axis: str | None = None
 
 
 class _Linear(_Arguments):
@@ -225,6 +226,7 @@ def _standardise_by_stated_moments(place: _Place) -> Json:
 def _standard_step(place: _Place, arguments: _Moments) -> Json:
     if arguments.mean is None or arguments.std is None:
         raise place.refuse("has no mean and std")
+    _check_axis(place, arguments.axis)
     eps = arguments.eps if arguments.mode == "fixed" else 0.0
     std = arguments.std
     divisor = [each + eps for each in std] if isinstance(std, list) else std + eps
@@ -287,9 +289,14 @@ def _linear_before(place: _Place) -> Json:
 
 def _linear(place: _Place) -> _Linear:
     arguments: _Linear = place.read(_Linear)
-    if arguments.axis not in (None, "channel", "c"):
-        raise place.refuse(f"changes values along the axis {shorten_text(arguments.axis)}")
+    _check_axis(place, arguments.axis)
     return arguments
+
+
+def _check_axis(place: _Place, axis: str | None) -> None:
+    """Refuse lists of numbers that are for another axis than that of channels."""
+    if axis not in (None, "channel", "c"):
+        raise place.refuse(f"changes values along the axis {shorten_text(axis)}")
 
 
 def _numbers(place: _Place, numbers: float | list[float]) -> float | list[float]:

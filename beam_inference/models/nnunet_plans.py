@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -65,11 +65,19 @@ class ResamplingArguments(ForeignModel):
         order: of the spline.
         order_z: of the spline along the axis of thick sections, where that is separate.
         force_separate_z: whether it is; None if that depends on the voxel sizes.
+        separate_z_anisotropy_threshold: how much thicker sections are then.
+        is_seg: whether values are labels.
     """
 
     order: int = 3
     order_z: int = 0
-    force_separate_z: bool | None = None
+    force_separate_z: bool | None = False
+    separate_z_anisotropy_threshold: Literal[3] = 3
+    is_seg: Literal[False] = False
+
+
+_BY_VOXEL_SIZES = ResamplingArguments(force_separate_z=None)
+"""What plans that say nothing mean."""
 
 
 class Configuration(ForeignModel):
@@ -95,9 +103,9 @@ class Configuration(ForeignModel):
     use_mask_for_norm: list[bool]
     preprocessor_name: str = "DefaultPreprocessor"
     resampling_fn_data: str = "not named"
-    resampling_fn_data_kwargs: ResamplingArguments = ResamplingArguments()
+    resampling_fn_data_kwargs: ResamplingArguments = _BY_VOXEL_SIZES
     resampling_fn_probabilities: str = "not named"
-    resampling_fn_probabilities_kwargs: ResamplingArguments = ResamplingArguments()
+    resampling_fn_probabilities_kwargs: ResamplingArguments = _BY_VOXEL_SIZES
     architecture: Architecture
     previous_stage: str | None = None
 

@@ -46,6 +46,22 @@ def loaded(model, engine):
     return load(model, engine, patch_shape=SHAPE[2:])
 
 
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_patches_of_another_extent_than_the_files_are_refused(tmp_path, suffix):
+    """Constants in it may be of that extent."""
+    import openvino
+
+    model = save(tmp_path / "a.onnx", [node("Relu", ["x"], "y")])
+    if suffix == ".xml":
+        network = openvino.Core().read_model(model["path"])
+        openvino.save_model(network, tmp_path / "a.xml")
+        model["path"] = str(tmp_path / "a.xml")
+    batch = batch_of()
+    np.testing.assert_array_equal(answer(loaded(model, "openvino"), batch), batch)
+    with pytest.raises(EngineError, match=r"exported for patches of \[2,1,8,8,8\], and gets"):
+        load(model, "openvino", patch_shape=(16, 8, 8))
+
+
 def test_answers_in_bfloat16(tmp_path):
     """NumPy has no such dtype, and OpenVINO passed them as float16."""
     bfloat16 = onnx.TensorProto.BFLOAT16

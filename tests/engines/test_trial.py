@@ -111,6 +111,37 @@ def test_a_network_of_small_values_is_not_lost_in_what_is_allowed(precision):
     check(lambda x: x * 3.1e-5)
 
 
+def test_in_float32_small_values_are_compared_as_finely_as_others():
+    patch = np.random.default_rng(0).random((1, 4, 6, 8)).astype(np.float32)
+
+    def scaled(factor):
+        described = {"engine": "torch", **FLOAT32}
+        return torch_predictor(lambda x: x * factor, torch.device("cpu"), description=described)
+
+    def check(factor):
+        return check_difference(scaled(factor), scaled(1e-4), patch, lambda batch: batch, 2)
+
+    with pytest.raises(EngineError, match="differs from PyTorch in float32"):
+        check(1.05e-4)
+    check(1.001e-4)
+
+
+def test_a_reference_that_cannot_run_the_shape_is_told():
+    def only_of_eight(batch):
+        if batch.shape[-1] != 8 or len(batch) != 1:
+            raise RuntimeError("Got: 6 Expected: 8")
+        return batch
+
+    patch = np.random.default_rng(0).random((1, 4, 6, 8)).astype(np.float32)
+    one, other = (
+        torch_predictor(each, torch.device("cpu"), description={"engine": name, **FLOAT32})
+        for name, each in (("openvino", lambda x: x), ("onnxruntime", only_of_eight))
+    )
+    with pytest.raises(EngineError, match=r"onnxruntime in float32.*Got: 6 Expected: 8.*patch_sha"):
+        check_difference(one, other, patch, lambda batch: batch, 2)
+    check_difference(one, other, patch, lambda batch: batch, 1)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize(
     ("ours", "theirs"),

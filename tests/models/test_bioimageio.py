@@ -289,6 +289,10 @@ def test_operations_of_the_former_format(tmp_path):
         ([op("ensure_dtype", dtype="uint8")], "makes uint8 of the values"),
         ([op("custom", source="evil.py")], "custom of the input is none of"),
         ([op("clip", min=2, max=1)], "has the limits 2 and 1"),
+        (
+            [op("fixed_zero_mean_unit_variance", mean=[1.0], std=[2.0], axis="y")],
+            "changes values along the axis y",
+        ),
         ([op("scale_linear", gain="big")], "is not as the scale_linear of a model writes it"),
     ],
 )

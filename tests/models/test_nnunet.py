@@ -188,6 +188,23 @@ def test_thick_sections_may_be_resampled_in_one_way(tmp_path):
     assert described.resampling.separate_z_back == "auto"
 
 
+def test_whether_thick_sections_are_apart_if_that_is_not_said(tmp_path):
+    """The function's own default, and what plans of today say, are two."""
+    kwargs = {"order": 3, "order_z": 0}
+    for said, separate in (({}, False), ({"force_separate_z": None}, "auto")):
+        changes = {"resampling_fn_data_kwargs": kwargs | said}
+        folder = tmp_path / str(separate)
+        folder.mkdir()
+        assert recipe(folder, made=plans_with(**changes)).resampling.separate_z == separate
+
+
+@pytest.mark.parametrize("other", [{"separate_z_anisotropy_threshold": 5}, {"is_seg": True}])
+def test_other_arguments_of_the_resampling_are_refused(other, tmp_path):
+    changes = {"resampling_fn_data_kwargs": {"order": 3, "order_z": 0} | other}
+    with pytest.raises(ModelContractError, match=f"resampling_fn_data_kwargs.{next(iter(other))}"):
+        recipe(tmp_path, made=plans_with(**changes))
+
+
 def test_images_that_are_not_resampled_have_any_voxel_size(tmp_path):
     own = plans_with(resampling_fn_data="no_resampling_data_or_seg_to_shape")
     assert recipe(tmp_path, made=own).voxel_size == (None, None, None)
