@@ -21,6 +21,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from itertools import islice
 from pathlib import Path
 
+from beam_inference.config.syntax import parse_python
+
 _OWN_PACKAGE = __name__.partition(".")[0]
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 _IMPORTS_BY_TEXT = frozenset({"importlib", "__import__", "exec", "eval", "runpy"})
@@ -218,7 +220,7 @@ def _installed_folders() -> list[Path]:
 def _imported_names(file: Path) -> Iterator[str]:
     """First parts of the names of all modules that a file imports, wherever in its code."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = parse_python(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
         # it is not imported, or fails where it is, or nests so deeply that a machine has written it
         return
