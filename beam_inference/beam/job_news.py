@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 2.0
 _FAILURE_LOOK_SECONDS = 5.0
 _PATIENCE_SECONDS = 120.0
+_REPEAT_SECONDS = 60.0
+"""How long the same reason is not told again: some clusters start tasks every second."""
 
 
 class JobNews:
@@ -34,6 +36,8 @@ class JobNews:
         self._own = own_job(options)
         self._job: FlinkJob | None = None
         self._last_failure_ms = 0
+        self._last_reason = ""
+        self._next_telling = 0.0
         self._next_look = self._clock() + _LOOK_SECONDS
         self._last_look = self._clock() + _PATIENCE_SECONDS
 
@@ -41,7 +45,7 @@ class JobNews:
         """Return the next line of news, if there is one.
 
         The first has the job's page and its id, as soon as the cluster has the job; each later one
-        tells why a task of it failed.
+        tells why a task of it failed, if that is not what was told just before.
         """
         if self._own is None or self._clock() < self._next_look:
             return None
@@ -67,8 +71,13 @@ class JobNews:
         if failure is None or failure.at_ms <= self._last_failure_ms:
             return None
         self._last_failure_ms = failure.at_ms
+        reason = shorten_text(explain_text(failure.trace))
+        if reason == self._last_reason and self._clock() < self._next_telling:
+            return None
+        self._last_reason = reason
+        self._next_telling = self._clock() + _REPEAT_SECONDS
         return (
-            f"a task of the Flink job failed: {shorten_text(explain_text(failure.trace))}. With a "
-            "restart strategy, Flink starts all tasks again: what is done stays done, and chunks "
-            "that a lost worker had begun are waited for, about a minute"
+            f"a task of the Flink job failed: {reason}. With a restart strategy, Flink starts all "
+            "tasks again: what is done stays done, and chunks that a lost worker had begun are "
+            "waited for, about a minute"
         )

@@ -66,6 +66,21 @@ def test_each_failure_of_a_task_is_told_once(flink):
     assert "a task of the Flink job failed: the output is gone. With" in news.look()
 
 
+def test_the_same_reason_is_told_once_a_minute(flink):
+    job = StandInJob("launch", running=1)
+    flink.jobs = [job]
+    clock = Clock()
+    news = news_from(flink, clock)
+    clock.now += 3
+    assert news.look() is not None
+    told = []
+    for _ in range(20):
+        job.failures.append(LOST_WORKER)
+        clock.now += 6
+        told.append(news.look() is not None)
+    assert [number for number, is_told in enumerate(told) if is_told] == [0, 10]
+
+
 def test_a_cluster_that_does_not_answer_is_asked_again(flink):
     flink.jobs = [StandInJob("launch", running=1, failures=[LOST_WORKER])]
     clock = Clock()
