@@ -9,7 +9,7 @@ from collections.abc import Callable
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_inference.beam.engine_messages import explain_text
-from beam_inference.beam.flink_cluster import FlinkError, FlinkJob, own_job
+from beam_inference.beam.flink_cluster import FlinkCluster, FlinkError, FlinkJob, OwnJob, own_job
 from beam_inference.foreign_text import shorten_text
 
 logger = logging.getLogger(__name__)
@@ -47,27 +47,28 @@ class JobNews:
         The first has the job's page and its id, as soon as the cluster has the job; each later one
         tells why a task of it failed, if that is not what was told just before.
         """
-        if self._own is None or self._clock() < self._next_look:
+        own = self._own
+        if own is None or self._clock() < self._next_look:
             return None
         try:
-            return self._find_page() if self._job is None else self._find_failure(self._job)
+            if self._job is None:
+                return self._find_page(own)
+            return self._find_failure(own.cluster, self._job)
         except FlinkError as error:
             logger.debug("cannot ask the cluster: %s", error)
             return None
 
-    def _find_page(self) -> str | None:
-        assert self._own is not None
+    def _find_page(self, own: OwnJob) -> str | None:
         now = self._clock()
         self._next_look = now + _LOOK_SECONDS if now < self._last_look else float("inf")
-        self._job = self._own.find()
+        self._job = own.find()
         if self._job is None:
             return None
-        return f"Flink job {self._job.id}: {self._own.cluster.page_of(self._job)}"
+        return f"Flink job {self._job.id}: {own.cluster.page_of(self._job)}"
 
-    def _find_failure(self, job: FlinkJob) -> str | None:
-        assert self._own is not None
+    def _find_failure(self, cluster: FlinkCluster, job: FlinkJob) -> str | None:
         self._next_look = self._clock() + _FAILURE_LOOK_SECONDS
-        failure = self._own.cluster.last_failure(job)
+        failure = cluster.last_failure(job)
         if failure is None or failure.at_ms <= self._last_failure_ms:
             return None
         self._last_failure_ms = failure.at_ms

@@ -8,6 +8,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, NoReturn, Self, TypeAlias, TypeVar
 
 from beam_inference.foreign_text import clean_text, shorten_text
@@ -146,6 +147,7 @@ def set_action(
     )
 
 
+@cache
 def _list_beam_flags() -> str:
     lines = [
         textwrap.fill(

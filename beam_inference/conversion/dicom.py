@@ -300,13 +300,15 @@ def _choose_dicom(
         raise VolumeError(f"{pattern} holds no DICOM files")
     kinds = {_kind_of_name(file) for file in found}
     for file, is_dicom in zip(files, are_dicom, strict=True):
+        if is_dicom:
+            continue
         kind = _kind_of_name(file)
-        is_cut = kind in kinds and count_bytes(file) < _PREAMBLE_BYTES
-        if not is_dicom and (kind == ".dcm" or is_cut):
+        size = count_bytes(file)
+        if kind == ".dcm" or (kind in kinds and size < _PREAMBLE_BYTES):
             raise VolumeError(
                 f"{file} has the name of a DICOM file, but does not begin as one, and has "
-                f"{count_bytes(file):,} bytes: a slice would be missing. Copy it again; or name "
-                "the others alone, if it is none of them."
+                f"{size:,} bytes: a slice would be missing. Copy it again; or name the others "
+                "alone, if it is none of them."
             )
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from beam_inference.conversion.options import (
 )
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import Source, Voxels
-from beam_inference.conversion.stored_files import StoredFile
 from beam_inference.conversion.targets import FILE_FORMATS, check_file_can_hold, fill_file
 from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry import zyx
@@ -131,8 +129,7 @@ def plan_file_conversion(
         raise ConfigError(NO_VOXEL_SIZE + ", or --drop voxel-size to write it without")
     spec = FileSpec(box, info.channels, info.dtype, voxel_size_nm)
     check_file_can_hold(path, format, spec, options.drop)
-    named = [split_dataset(source_path)[0], *source.files]
-    _check_replaceable(Path(path), named, format, overwrite=options.overwrite)
+    _check_replaceable(Path(path), source, source_path, format, overwrite=options.overwrite)
     if format == "hdf5" and Path(path).exists():
         _check_no_other_datasets(path, dataset or DEFAULT_DATASET)
     return FileConversion(
@@ -159,7 +156,7 @@ def _local_path(path: str, format: str) -> str:
 
 
 def _check_replaceable(
-    target: Path, source_files: Sequence[StoredFile], format: str, *, overwrite: bool
+    target: Path, source: Source, source_path: str, format: str, *, overwrite: bool
 ) -> None:
     """Refuse a target that exists and may not be replaced.
 
@@ -171,7 +168,7 @@ def _check_replaceable(
         raise ConfigError(f"{target}: there is no folder {target.parent}")
     if not target.exists():
         return
-    for file in source_files:
+    for file in (split_dataset(source_path)[0], *source.files):
         if isinstance(file, str) and _holds_file(target, Path(file)):
             raise ConfigError(
                 f"{target} would be overwritten, and {file} of the source with it: choose another "

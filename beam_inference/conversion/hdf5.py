@@ -32,9 +32,12 @@ from beam_inference.conversion.hdf5_file import (
     open_file,
     open_hdf5,
 )
-from beam_inference.conversion.hdf5_links import check_voxels_are_near, follow_links
-from beam_inference.conversion.hdf5_virtual import OWN_FILE, VirtualChunks
-from beam_inference.conversion.named_files import file_beside
+from beam_inference.conversion.hdf5_links import (
+    check_voxels_are_near,
+    files_beside,
+    follow_links,
+)
+from beam_inference.conversion.hdf5_virtual import VirtualChunks
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
     FREE,
@@ -80,28 +83,25 @@ class Hdf5Source:
         dataset: name of the dataset in the file.
         axes: a letter for each axis of the dataset, such as "CZYX".
         info: its extent, dtype, and so on.
+        parts: other files that a virtual dataset is put together from.
     """
 
     path: StoredFile
     dataset: str
     axes: str
     info: SourceInfo
+    parts: tuple[StoredFile, ...] = ()
 
     @property
     def identity(self) -> Json:
         """Path, size and time of the file, the dataset's name, and the files of its parts."""
-        path, *parts = self.files
-        of_parts = {"parts": hash_contents(parts)} if parts else {}
-        return file_identity(path) | {"dataset": self.dataset, **of_parts}
+        of_parts = {"parts": hash_contents(self.parts)} if self.parts else {}
+        return file_identity(self.path) | {"dataset": self.dataset, **of_parts}
 
     @property
     def files(self) -> Sequence[StoredFile]:
         """The file, and those that a virtual dataset is put together from."""
-        with open_file(self.path) as file:
-            dataset = file[self.dataset]
-            parts = dataset.virtual_sources() if dataset.is_virtual else ()
-            names = {part.file_name for part in parts} - {OWN_FILE}
-        return [self.path, *(file_beside(self.path, name) for name in sorted(names))]
+        return [self.path, *self.parts]
 
     def open(self) -> Read:
         """Open the file; HDF5 reads one window at a time.
@@ -235,7 +235,8 @@ def _dataset_source(path: StoredFile, name: str) -> Hdf5Source | None:
             elif not dataset.is_virtual:
                 check_plain_size(f"{path}:{name}", dataset)
             _check_decodable(f"{path}:{name}", dataset)
-    return Hdf5Source(path, name, axes, info)
+        parts = files_beside(path, dataset)
+    return Hdf5Source(path, name, axes, info, parts)
 
 
 def _raw_layout(dataset: Any, dtype: str, axes: str, offset: int) -> RawLayout:

@@ -24,6 +24,9 @@ from beam_inference.volumes.remote_files import RemoteFile
 _MOST_LINKS = 16
 """Links that are followed one after the other: there may be circles."""
 
+OWN_FILE = "."
+"""The name by which a virtual dataset means its own file."""
+
 OpenFile = Callable[[StoredFile], AbstractContextManager[Any]]
 
 
@@ -112,7 +115,7 @@ def check_voxels_are_near(open_file: OpenFile, path: StoredFile, dataset: Any) -
                 f"{source.dset_name}, a pattern of names, which could lead anywhere. Copy the "
                 "voxels into one file first."
             )
-        is_inside = source.file_name == "."
+        is_inside = source.file_name == OWN_FILE
         if isinstance(path, RemoteFile) and not is_inside:
             raise VolumeError(
                 f"{path}:{dataset.name} is put together from {source.file_name}, another file, "
@@ -150,3 +153,15 @@ def check_voxels_are_near(open_file: OpenFile, path: StoredFile, dataset: Any) -
                 for note in absence_notes(part)
             ]
     return tuple(notes)
+
+
+def files_beside(path: StoredFile, dataset: Any) -> tuple[StoredFile, ...]:
+    """The other files that a dataset is put together from, in the order of their names.
+
+    Args:
+        path: path of its file.
+        dataset: the dataset, open.
+    """
+    sources = dataset.virtual_sources() if dataset.is_virtual else ()
+    names = {source.file_name for source in sources} - {OWN_FILE}
+    return tuple(file_beside(path, name) for name in sorted(names))

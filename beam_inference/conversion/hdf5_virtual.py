@@ -12,14 +12,10 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from beam_inference.conversion.hdf5_chunks import ChunkIndex, check_chunks
-from beam_inference.conversion.hdf5_links import OpenFile
+from beam_inference.conversion.hdf5_links import OWN_FILE, OpenFile
 from beam_inference.conversion.named_files import file_beside
 from beam_inference.conversion.protocol import import_library
 from beam_inference.conversion.stored_files import StoredFile
-
-OWN_FILE = "."
-"""The name of a dataset's own file."""
-
 
 _Box: TypeAlias = Sequence[tuple[int, int]]
 """Start and stop along each axis."""

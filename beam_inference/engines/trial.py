@@ -173,8 +173,7 @@ def check_contract(
         except (BeamInferenceError, KeyboardInterrupt):
             raise
         except BaseException as error:  # sys.exit() in the network must end nothing but the trial
-            reason = str(error).strip() if isinstance(error, Exception) else repr(error)
-            reason = reason or type(error).__name__
+            reason = _reason_of(error)
             smaller = (
                 ""
                 if batch_size == first_size
@@ -182,13 +181,23 @@ def check_contract(
             )
             raise ModelContractError(
                 f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, "
-                f"channels, z, y, x): {reason.splitlines()[-1][:400]}. {_advice(reason)}{smaller}"
+                f"channels, z, y, x): {_last_line(reason)}. {_advice(reason)}{smaller}"
             ) from error
         predictor.device.make_room()  # only here is what the failed call held free again
         logger.warning(
             "device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2
         )
         batch_size //= 2
+
+
+def _reason_of(error: BaseException) -> str:
+    """What an error says, or else its name."""
+    reason = str(error).strip() if isinstance(error, Exception) else repr(error)
+    return reason or type(error).__name__
+
+
+def _last_line(reason: str) -> str:
+    return reason.splitlines()[-1][:400]
 
 
 def _advice(reason: str) -> str:
@@ -348,9 +357,9 @@ def check_difference(
         raise EngineError(
             f"{theirs_name}, with which {described['engine']} is compared, cannot run the network "
             f"on {[batch_size, *patch.shape]} (batch, channels, z, y, x): "
-            f"{str(error).strip().splitlines()[-1][:400] if str(error).strip() else error!r}. A "
-            "file that was exported for one shape runs with no other: write inference.patch_shape "
-            "and batch_size as they are there, or export it for any"
+            f"{_last_line(_reason_of(error))}. A file that was exported for one shape runs with no "
+            "other: write inference.patch_shape and batch_size as they are there, or export it for "
+            "any"
         ) from error
     if is_exact and not np.isfinite(answers[1][-1]).all():
         answers = [each[:-1] for each in answers]  # the network is not for such values

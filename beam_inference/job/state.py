@@ -281,11 +281,7 @@ class State:
 
     def list_redoing_launches(self) -> list[str]:
         """List the launches that have done chunks again, in the order of their identifiers."""
-        keys = ts.KvStore.KeyRange("former/", "former0")  # "0" comes after "/"
-        listed = self._request(
-            "list", "former", lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
-        )
-        return sorted({key.decode().split("/")[1] for key in listed})
+        return sorted({key.split("/")[1] for key in self._list_keys("former")})
 
     def _former(self, launch: str) -> ChunkEntries:
         key = self._own_job().records_key
@@ -526,11 +522,7 @@ class State:
 
     def read_launches(self) -> list[LaunchNote]:
         """Read the notes of all launches, the earliest first."""
-        keys = ts.KvStore.KeyRange("launches/", "launches0")  # "0" comes after "/"
-        listed = self._request(
-            "list", "launches", lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
-        )
-        names = {key.decode() for key in listed}
+        names = self._list_keys("launches")
         notes = []
         for name in names:
             launch, _, kind = name.removeprefix("launches/").partition(".")
@@ -558,6 +550,13 @@ class State:
             delete_folder(self._store, self.url, folder)
         for key in ("quarantine.jsonl", "fault.json", _SHARDS, _ID, "job.json"):
             self._write(key, None)
+
+    def _list_keys(self, folder: str) -> set[str]:
+        keys = ts.KvStore.KeyRange(f"{folder}/", f"{folder}0")  # "0" comes after "/"
+        listed = self._request(
+            "list", folder, lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
+        )
+        return {key.decode() for key in listed}
 
     def _entries(self, folder: str) -> ChunkEntries:
         key = self._own_job().records_key

@@ -159,8 +159,8 @@ class _Model:
             title=f"bioimage.io, {shorten_text(model.name)}",
             facts={**model.facts, "weights": self.weights.form},
             settings=[
-                Setting("model.input_channels", _channels(model.input), "the input's channel axis"),
-                Setting("model.output_channels", _channels(model.output), "the output's"),
+                Setting("model.input_channels", model.input.channels, "the input's channel axis"),
+                Setting("model.output_channels", model.output.channels, "the output's"),
                 *([Setting("model.dims", 2, "the input has y and x, and no z")] * (self.dims == 2)),
                 Setting("model.normalize", before.value, before.reason),
                 *_activation_settings(after),
@@ -226,10 +226,6 @@ def _import(model: Description, architecture: Architecture) -> Any:
 
 def _space(tensor: Tensor) -> list[Axis]:
     return [axis for axis in tensor.axes if axis.name in ("z", "y", "x")]
-
-
-def _channels(tensor: Tensor) -> int:
-    return tensor.axis("channel").least
 
 
 _ORDERS = (["batch", "channel", "z", "y", "x"], ["batch", "channel", "y", "x"])

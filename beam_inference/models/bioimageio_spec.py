@@ -95,6 +95,11 @@ class Tensor:
     test_sha256: str | None
     padding: tuple[str, float] | None
 
+    @property
+    def channels(self) -> int:
+        """How many channels it has; one without such an axis."""
+        return next((axis.least for axis in self.axes if axis.name == "channel"), 1)
+
     def axis(self, name: str) -> Axis:
         """The axis of a name; there must be one."""
         return next(axis for axis in self.axes if axis.name == name)
@@ -260,8 +265,8 @@ def _with_channels(output: Tensor, input: Tensor) -> Tensor:
     def count(axis: Axis) -> Axis:
         if axis.name != "channel" or not axis.ratio:
             return axis
-        of_input = next((each.least for each in input.axes if each.name == "channel"), 1)
-        return replace(axis, least=axis.least + int(axis.ratio * of_input), ratio=Fraction(0))
+        following = int(axis.ratio * input.channels)
+        return replace(axis, least=axis.least + following, ratio=Fraction(0))
 
     return replace(output, axes=[count(axis) for axis in output.axes])
 

@@ -66,10 +66,6 @@ class _Place:
     tensor: Tensor
     operation: Operation
 
-    @property
-    def channels(self) -> int:
-        return next((each.least for each in self.tensor.axes if each.name == "channel"), 1)
-
     def refuse(self, reason: str) -> ModelContractError:
         side = "input" if self.tensor is self.model.input else "output"
         return ModelContractError(
@@ -187,7 +183,7 @@ def _is_by_section(step: Json, place: _Place) -> bool:
 
 
 def _by_section(step: Json, place: _Place) -> Json:
-    if place.channels > 1:
+    if place.tensor.channels > 1:
         raise place.refuse(
             "takes values of each channel of a section; a job takes them of all channels together"
         )
@@ -207,7 +203,7 @@ def _check_reduced(place: _Place, arguments: _Reduced) -> None:
             f"takes values over the axes {', '.join(sorted(names))}; a job takes them over all of "
             "space"
         )
-    if place.channels > 1 and "channel" in names:
+    if place.tensor.channels > 1 and "channel" in names:
         raise place.refuse("takes values of all channels together; a job takes them of each")
 
 
@@ -303,8 +299,10 @@ def _numbers(place: _Place, numbers: float | list[float]) -> float | list[float]
     """A number, or one for each channel."""
     if isinstance(numbers, list) and len(numbers) == 1:
         return numbers[0]
-    if isinstance(numbers, list) and len(numbers) != place.channels:
-        raise place.refuse(f"lists {len(numbers)} numbers, and there are {place.channels} channels")
+    if isinstance(numbers, list) and len(numbers) != place.tensor.channels:
+        raise place.refuse(
+            f"lists {len(numbers)} numbers, and there are {place.tensor.channels} channels"
+        )
     return numbers
 
 

@@ -30,7 +30,7 @@ def check_calls(program: torch.export.ExportedProgram) -> None:
     Raises:
         UnsafeProgram: it does.
     """
-    for graph in _graphs(program.graph_module):
+    for graph in list_graphs(program.graph_module):
         for node in graph.nodes:
             if node.target in _UNCLEARED:
                 raise UnsafeProgram(f"{node.target} gives what the process has in its memory")
@@ -68,7 +68,8 @@ def guard_calls(network: fx.GraphModule) -> fx.GraphModule:
     return network
 
 
-def _graphs(network: fx.GraphModule) -> list[fx.Graph]:
+def list_graphs(network: fx.GraphModule) -> list[fx.Graph]:
+    """List the graphs of a program, and of the branches and loops in it."""
     return [module.graph for module in network.modules() if isinstance(module, fx.GraphModule)]
 
 
@@ -152,15 +153,11 @@ def _fits_attention(call: Json) -> bool:
 
 
 _ATEN = torch.ops.aten
-_UNFILLED = (
-    _ATEN.empty,
-    _ATEN.empty_like,
-    _ATEN.empty_permuted,
-    _ATEN.empty_strided,
-    _ATEN.new_empty,
-    _ATEN.new_empty_strided,
+UNFILLED = frozenset(
+    {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 )
-_UNCLEARED = frozenset(each.out for each in _UNFILLED)
+"""Operators that give what the process has in its memory."""
+_UNCLEARED = frozenset(getattr(_ATEN, name).out for name in UNFILLED)
 """Operators that leave the memory of a tensor they are given as it is; PyTorch writes none."""
 _GUARDED: dict[Any, Callable[..., Any]] = (
     {
@@ -187,7 +184,7 @@ _GUARDED: dict[Any, Callable[..., Any]] = (
         each: _clear(each)
         for each in (
             _ATEN.empty.memory_format,
-            *(each.default for each in _UNFILLED if each is not _ATEN.empty),
+            *(getattr(_ATEN, name).default for name in UNFILLED - {"empty"}),
             torch.ops.prims.empty.default,
             torch.ops.prims.empty_permuted.default,
             torch.ops.prims.empty_strided.default,

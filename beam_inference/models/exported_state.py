@@ -6,21 +6,11 @@ Its results would then depend on which patches it had seen before, and so on the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from beam_inference.errors import ModelContractError
 from beam_inference.models.batch_norm import exported_batch_norm
-
-
-@dataclass(frozen=True)
-class _View:
-    """How a function shares memory that does not say so itself: as if it returned a view."""
-
-    is_write: bool = False
-
-
-_VIEW = _View()
+from beam_inference.models.exported_calls import list_graphs
 
 
 def check_stateless(program: Any, path: str) -> None:
@@ -44,8 +34,9 @@ def check_stateless(program: Any, path: str) -> None:
         *getattr(signature, "parameters_to_mutate", {}).values(),
     }
     written = _nodes_written_to(program.graph)
-    for part in _parts(program.graph_module):
-        if any(node.op == "placeholder" for node in _nodes_written_to(part)):
+    for graph in list_graphs(program.graph_module):
+        is_part = graph is not program.graph
+        if is_part and any(node.op == "placeholder" for node in _nodes_written_to(graph)):
             changed.add("what a branch or a loop of it is given")
     for node in program.graph.nodes:
         if node.op != "placeholder" or node.name not in own:
@@ -64,19 +55,13 @@ def check_stateless(program: Any, path: str) -> None:
         )
 
 
-def _parts(network: Any) -> list[Any]:
-    """The graphs of branches and loops within a program's."""
-    found = [getattr(module, "graph", None) for module in network.modules()]
-    return [graph for graph in found if graph is not None and graph is not network.graph]
-
-
 def _nodes_written_to(graph: Any) -> set[Any]:
     """The nodes to whose tensors a program writes in place, also by views of them."""
     return {
         source
         for node in graph.nodes
-        for argument, alias in _aliases(node)
-        if alias.is_write
+        for argument, is_written in _aliases(node)
+        if is_written
         for source in _sources(argument)
     }
 
@@ -93,20 +78,20 @@ def _sources(node: Any) -> Iterator[Any]:
             yield current
 
 
-def _aliases(node: Any) -> Iterator[tuple[Any, Any]]:
-    """The inputs of a node that its operator writes to, or returns views of."""
+def _aliases(node: Any) -> Iterator[tuple[Any, bool]]:
+    """The inputs of a node of which its operator returns views; and whether it writes to them."""
     if node.op != "call_function":
         return
     schema = getattr(node.target, "_schema", None)
     if schema is None:  # a function of Python, such as that which takes an item of a list
-        yield from ((each, _VIEW) for each in node.all_input_nodes)
+        yield from ((each, False) for each in node.all_input_nodes)
         return
     for number, argument in enumerate(schema.arguments):
         given = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
         if argument.alias_info is not None:
             for each in given if isinstance(given, list | tuple) else [given]:
                 if hasattr(each, "users"):
-                    yield each, argument.alias_info
+                    yield each, argument.alias_info.is_write
 
 
 def _is_unread(user: Any, signature: Any) -> bool:

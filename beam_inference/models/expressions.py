@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
+from beam_inference.config.syntax import parse_expression
+
 _LONGEST = 5000
 _MOST_SYMBOLS = 10
 _MOST_TERMS = 100
@@ -85,7 +87,7 @@ def _parse(text: str) -> ast.expr:
     if _LONG_EXPONENT.search(text):  # Python reads it as 0 or infinity, sympy digit by digit
         raise NoArithmetic("it has a number with an exponent of more than three digits")
     try:
-        return ast.parse(text, mode="eval").body
+        return parse_expression(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NoArithmetic("it is not an expression") from None
 

@@ -45,8 +45,6 @@ _OWN_PRIVATE = re.compile(
 )
 _MORE_THAN_COMPUTING = frozenset(
     {"_print", "chr", "initial_seed", "manual_seed", "seed", "set_data"}
-    # what the process has in its memory
-    | {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 )
 _OF_PROGRAMS = frozenset({"set_grad_enabled", "storage_offset", "warn"})
 """Operators of TorchScript that are harmless, though programs of torch.export have none."""
@@ -205,6 +203,7 @@ def _judge_node(node: torch._C.Node, function: str) -> str | None:
 
 def _computes(node: torch._C.Node) -> bool:
     """Whether an operator computes tensors or numbers, and stays within the memory of these."""
+    from beam_inference.models.exported_calls import UNFILLED
     from beam_inference.models.exported_program import is_arithmetic
 
     library, _, name = node.kind().partition("::")
@@ -212,8 +211,8 @@ def _computes(node: torch._C.Node) -> bool:
         return True
     if name == "values":  # of a dictionary, or of a sparse tensor
         return all(value.type().kind() != "TensorType" for value in node.inputs())
-    is_plain = name not in _MORE_THAN_COMPUTING and not _BELIEVING.fullmatch(name)
-    return is_plain and is_arithmetic(name)
+    is_other = name in _MORE_THAN_COMPUTING or name in UNFILLED or _BELIEVING.fullmatch(name)
+    return not is_other and is_arithmetic(name)
 
 
 def _list_nodes(block: torch._C.Graph | torch._C.Block) -> Iterator[torch._C.Node]:

@@ -1,8 +1,7 @@
 """A pipeline that was asked to stop, where nobody reads that request."""
 
-import pytest
 from fakes.clock import Clock
-from fakes.flink_rest import FlinkStandIn, StandInJob
+from fakes.flink_rest import StandInJob
 
 from beam_inference.beam.cancellation import Cancellation
 from beam_inference.beam.flags import beam_options, with_job_name
@@ -15,12 +14,6 @@ class Result:
 
     def cancel(self):
         self.cancelled = True
-
-
-@pytest.fixture
-def flink():
-    with FlinkStandIn() as stand_in:
-        yield stand_in
 
 
 def cancellation_on(master, clock):

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from fakes.flink_rest import FlinkStandIn, StandInTaskManager
+from fakes.flink_rest import StandInTaskManager
 from fakes.http_stand_in import HttpServer, Response
 from fakes.job_server_jar import write_jar
 
@@ -19,12 +19,6 @@ from beam_inference.errors import ConfigError
 
 ELSEWHERE = "192.0.2.7"  # an address for examples, which no machine has
 NO_POOL = "--environment_config="
-
-
-@pytest.fixture
-def flink():
-    with FlinkStandIn() as stand_in:
-        yield stand_in
 
 
 @pytest.fixture

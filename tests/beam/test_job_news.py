@@ -2,7 +2,7 @@
 
 import pytest
 from fakes.clock import Clock
-from fakes.flink_rest import FlinkStandIn, StandInJob
+from fakes.flink_rest import StandInJob
 
 from beam_inference.beam.flags import beam_options, with_job_name
 from beam_inference.beam.job_news import JobNews
@@ -21,21 +21,20 @@ OWN_FAULT = (
 
 
 @pytest.fixture
-def flink():
-    with FlinkStandIn() as stand_in:
-        yield stand_in
+def clock():
+    return Clock()
 
 
-def news_from(flink, clock):
-    """What is told of a job that the cluster has, after the line with its page."""
+@pytest.fixture
+def news(flink, clock):
+    """News of a job called launch, three seconds after its launch."""
     flags = ["--runner=FlinkRunner", f"--flink_master={flink.url}"]
-    return JobNews(with_job_name(beam_options(flags), "launch"), clock)
-
-
-def test_the_page_of_a_job_is_told_once(flink):
-    clock = Clock()
-    news = news_from(flink, clock)
+    made = JobNews(with_job_name(beam_options(flags), "launch"), clock)
     clock.now += 3
+    return made
+
+
+def test_the_page_of_a_job_is_told_once(flink, news, clock):
     assert news.look() is None
     flink.jobs = [StandInJob("launch", running=1)]
     assert news.look() is None, "not so soon"
@@ -46,12 +45,9 @@ def test_the_page_of_a_job_is_told_once(flink):
     assert news.look() is None
 
 
-def test_each_failure_of_a_task_is_told_once(flink):
+def test_each_failure_of_a_task_is_told_once(flink, news, clock):
     job = StandInJob("launch", running=1)
     flink.jobs = [job]
-    clock = Clock()
-    news = news_from(flink, clock)
-    clock.now += 3
     assert "/#/job/running/" in news.look()
     job.failures = [LOST_WORKER]
     clock.now += 6
@@ -66,12 +62,9 @@ def test_each_failure_of_a_task_is_told_once(flink):
     assert "a task of the Flink job failed: the output is gone. With" in news.look()
 
 
-def test_the_same_reason_is_told_once_a_minute(flink):
+def test_the_same_reason_is_told_once_a_minute(flink, news, clock):
     job = StandInJob("launch", running=1)
     flink.jobs = [job]
-    clock = Clock()
-    news = news_from(flink, clock)
-    clock.now += 3
     assert news.look() is not None
     told = []
     for _ in range(20):
@@ -81,12 +74,9 @@ def test_the_same_reason_is_told_once_a_minute(flink):
     assert [number for number, is_told in enumerate(told) if is_told] == [0, 10]
 
 
-def test_a_cluster_that_does_not_answer_is_asked_again(flink):
+def test_a_cluster_that_does_not_answer_is_asked_again(flink, news, clock):
     flink.jobs = [StandInJob("launch", running=1, failures=[LOST_WORKER])]
-    clock = Clock()
-    news = news_from(flink, clock)
     flink.status = 503
-    clock.now += 3
     assert news.look() is None
     flink.status = 200
     clock.now += 3
@@ -99,9 +89,7 @@ def test_a_cluster_that_does_not_answer_is_asked_again(flink):
     assert "a worker process was lost" in news.look()
 
 
-def test_a_job_that_never_arrives_is_looked_for_no_longer(flink):
-    clock = Clock()
-    news = news_from(flink, clock)
+def test_a_job_that_never_arrives_is_looked_for_no_longer(flink, news, clock):
     clock.now += 200
     assert news.look() is None
     flink.jobs = [StandInJob("launch", running=1)]
@@ -109,8 +97,7 @@ def test_a_job_that_never_arrives_is_looked_for_no_longer(flink):
     assert news.look() is None
 
 
-def test_without_a_cluster_there_is_no_news():
-    clock = Clock()
+def test_without_a_cluster_there_is_no_news(clock):
     news = JobNews(beam_options([]), clock)
     clock.now += 300
     assert news.look() is None
