@@ -180,6 +180,7 @@ def test_the_commands_of_the_page(engine, conv_job, tmp_path, result):
         "this-host": engine.cluster.here.address,
     }
     runs = 0
+    before = engine.count_jobs()
     for command in commands_of(f"A {kind} cluster"):
         words = with_names(command, names)
         if words[:3] == ["MALLOC_ARENA_MAX=1", "python", "-m"]:
@@ -197,6 +198,7 @@ def test_the_commands_of_the_page(engine, conv_job, tmp_path, result):
             file = engine.cluster.folder / f"flink-{engine.cluster.here.address}/config.yaml"
             assert words[0] in file.read_text(), "a setting of the cluster"
     assert runs == 1
+    assert engine.count_jobs() > before
     result("the commands of this page")
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +28,15 @@ from beam_inference.volumes.opening import open_volume
 class _HangsAtBlocks(SimpleHTTPRequestHandler):
     """Serves the metadata of volumes, and never answers where blocks are asked for."""
 
+    def __init__(self, *parts: Any, ended: threading.Event, directory: str) -> None:
+        self._ended = ended
+        super().__init__(*parts, directory=directory)
+
     def do_GET(self) -> None:
         if re.search(r"/\d+-\d+_\d+-\d+_", self.path):
-            time.sleep(600)
-        super().do_GET()
+            self._ended.wait()
+        else:
+            super().do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
         """Keep quiet."""
@@ -39,13 +45,13 @@ class _HangsAtBlocks(SimpleHTTPRequestHandler):
 @pytest.fixture
 def hanging_url(volume_in: Path) -> Iterator[str]:
     """URL of a volume whose blocks never come."""
-    handler = partial(_HangsAtBlocks, directory=str(volume_in))
+    ended = threading.Event()
+    handler = partial(_HangsAtBlocks, ended=ended, directory=str(volume_in))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        server.block_on_close = False
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+        ended.set()  # a thread that outlives this test would write into the next ones' output
 
 
 def test_a_read_that_hangs_is_given_up(hanging_url: str) -> None:
