@@ -124,7 +124,8 @@ def parallelism_of(options: PipelineOptions) -> int | None:
     parallelism = options.view_as(FlinkRunnerOptions).parallelism
     if parallelism > 0:
         return int(parallelism)
-    for word in options.view_as(JobServerOptions).job_server_jvm_properties:
+    # Java takes the last of several.
+    for word in reversed(options.view_as(JobServerOptions).job_server_jvm_properties):
         if found := _SPARK_PARALLELISM.match(word):
             return int(found[1])
     return None

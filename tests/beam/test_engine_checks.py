@@ -283,6 +283,8 @@ def test_spark_is_told_what_decides(java, tmp_path):
         told = [*flags, "--job_server_jvm_property=-Dspark.default.parallelism=8"]
         assert not ask(told).notes
         assert workers_of(beam_options(told)) == 8
+        told += ["--job_server_jvm_property=-Dspark.default.parallelism=2"]
+        assert workers_of(beam_options(told)) == 2, "Java takes the last"
 
 
 def test_an_engine_in_the_job_server_is_not_asked(java, tmp_path, caplog):

@@ -47,7 +47,7 @@ def slow_exchange_job(volume_in, tmp_path):
     return job_and_result(volume_in, tmp_path, "slow", {}, "exchange")
 
 
-SLOWLY = {"operator": "own", "function": "toy_networks:slowly", "output_channels": 1}
+SLOWLY = {"operator": "own", "function": f"{TOYS}:slowly", "output_channels": 1}
 
 
 @pytest.fixture
@@ -97,7 +97,6 @@ def open_job(volume_in, tmp_path):
 @pytest.fixture
 def dask_cluster(tmp_path, monkeypatch):
     """The address of a scheduler with two worker processes of one thread each, under nannies."""
-    monkeypatch.setenv("PYTHONPATH", str(TOYS.parent), prepend=os.pathsep)
     file = tmp_path / "scheduler.json"
     common = ["--scheduler-file", str(file), "--no-dashboard"]
     worker = [

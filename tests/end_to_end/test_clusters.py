@@ -52,6 +52,13 @@ class Engine:
         count = len(self.cluster.hosts)
         return f"{self.name}, {'two hosts' if count == 2 else 'one host'}"
 
+    @property
+    def flags_of_long_tasks(self):
+        """Flags with two tasks for all chunks: one that is repeated has done some of them."""
+        if isinstance(self.cluster, FlinkOnHosts):
+            return self.flags
+        return [*self.flags, "--job_server_jvm_property=-Dspark.default.parallelism=2"]
+
     def start_host(self, host):
         """Start a host's worker and pool."""
         if isinstance(self.cluster, FlinkOnHosts):
@@ -327,7 +334,7 @@ def assert_kept(before, output):
 
 def test_a_worker_process_is_killed(engine, slow_job, tmp_path, result):
     path, expected = slow_job
-    with start(path, engine.flags) as run:
+    with start(path, engine.flags_of_long_tasks) as run:
         wait_for_receipts(run, tmp_path / "out")
         before = receipts_of(tmp_path / "out")
         os.kill(int(before[0].worker.rpartition(":")[2]), signal.SIGKILL)
@@ -338,7 +345,7 @@ def test_a_worker_process_is_killed(engine, slow_job, tmp_path, result):
 
 def test_a_worker_passes_its_memory_limit(engine, slow_job, tmp_path, result):
     path, expected = slow_job
-    with no_more_memory(f"bi{os.getpid()}") as deny, start(path, engine.flags) as run:
+    with no_more_memory(f"bi{os.getpid()}") as deny, start(path, engine.flags_of_long_tasks) as run:
         wait_for_receipts(run, tmp_path / "out")
         before = receipts_of(tmp_path / "out")
         pid = int(before[0].worker.rpartition(":")[2])

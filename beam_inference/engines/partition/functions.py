@@ -316,7 +316,10 @@ def _voxelwise(function: Function, in_place: bool = False) -> Function:
             raise ModelContractError("a change in place of an array that is not divided")
         aligned = [align(each, like) for each in arguments]
         named = {name: align(each, like) for name, each in further.items()}
-        return like.with_values(function(*aligned, **named))
+        values = function(*aligned, **named)
+        if not isinstance(values, Tensor):
+            raise ModelContractError("a function that gives no array with these arguments")
+        return like.with_values(values)
 
     return run
 

@@ -49,6 +49,14 @@ class Mesh:
         """Number of processes."""
         return math.prod(self.shape)
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Number of this process along each axis, ZYX."""
+        _, height, width = self.shape
+        rest, x = divmod(self.rank, width)
+        z, y = divmod(rest, height)
+        return z, y, x
+
     def exchange(
         self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Callable[[], None]:

@@ -146,7 +146,7 @@ def pad(part: Part, margins: Sequence[tuple[int, int]], mode: str, value: float)
         value: for "constant".
 
     Raises:
-        ModelContractError: another mode, or a share too thin to be reflected.
+        ModelContractError: another mode, or a share too thin to be extended so.
     """
     if mode not in ("constant", "replicate", "reflect"):
         raise ModelContractError(f"padding in mode {mode}")
@@ -159,15 +159,16 @@ def pad(part: Part, margins: Sequence[tuple[int, int]], mode: str, value: float)
     grown = [(max(0, before), max(0, after)) for before, after in margins]
     cuts: list[Cuts] = []
     local: list[int] = []
-    for old, (start, stop), (before, after) in zip(
-        part.division.cuts, part.box, grown, strict=True
-    ):
+    for place, old, (before, after) in zip(part.mesh.place, part.division.cuts, grown, strict=True):
         cuts.append((0, *(c + before for c in old[1:-1]), old[-1] + before + after))
-        if mode == "reflect" and min(b - a for a, b in pairwise(old)) <= max(before, after):
+        # All members judge all shares: one that refused alone would leave the others waiting.
+        thinnest = min(b - a for a, b in pairwise(old))
+        if mode == "reflect" and thinnest <= max(before, after):
             raise ModelContractError("a share thinner than what is reflected")
-        local = [before * (start == 0), after * (stop == old[-1]), *local]
-    if mode != "constant" and part.values.numel() == 0:
-        raise ModelContractError("a share without voxels at a face that is extended")
+        if mode != "constant" and thinnest == 0:
+            raise ModelContractError("a share without voxels beside a face that is extended")
+        # By number: where shares have no voxels, several members begin or end at a face.
+        local = [before * (place == 0), after * (place == len(old) - 2), *local]
     values = functional.pad(part.values, local, mode, value if mode == "constant" else None)
     return Part(values, Division(tuple(cuts)), part.mesh)
 

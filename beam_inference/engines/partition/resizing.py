@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,16 +25,26 @@ class Sampling:
     Attributes:
         length: of the input.
         out_length: of the output.
-        step: inputs from one output to the next.
+        scale_factor: by which the axis becomes longer, as PyTorch is told; None where it is told
+            the output's length.
         mode: one of MODES.
         align_corners: whether the first and last voxels' centres stay, as PyTorch means it.
     """
 
     length: int
     out_length: int
-    step: float
+    scale_factor: float | None
     mode: str
     align_corners: bool
+
+    @property
+    def step(self) -> float:
+        """Inputs from one output to the next."""
+        if self.align_corners:
+            return (self.length - 1) / (self.out_length - 1) if self.out_length > 1 else 0.0
+        if self.scale_factor is None:
+            return self.length / self.out_length
+        return 1 / self.scale_factor
 
     @property
     def factor(self) -> int | None:
@@ -44,19 +55,19 @@ class Sampling:
 
     def places(self, outputs: Interval) -> tuple[list[int], list[int], list[float]]:
         """For each output the two inputs that it lies between, and how far towards the second."""
+        if self.mode != "trilinear":
+            nearest = _list_nearest(self)[slice(*outputs)]
+            return nearest, nearest, [0.0] * len(nearest)
         first = []
         second = []
         weights = []
         for o in range(*outputs):
-            if self.mode == "trilinear":
-                place = o * self.step if self.align_corners else (o + 0.5) * self.step - 0.5
-                place = max(place, 0.0)
-            else:
-                place = math.floor((o + 0.5 * (self.mode == "nearest-exact")) * self.step)
+            place = o * self.step if self.align_corners else (o + 0.5) * self.step - 0.5
+            place = max(place, 0.0)
             low = min(int(place), self.length - 1)
             first.append(low)
             second.append(min(low + 1, self.length - 1))
-            weights.append(place - low if self.mode == "trilinear" else 0.0)
+            weights.append(place - low)
         return first, second, weights
 
     def sees(self, outputs: Interval) -> Interval:
@@ -85,12 +96,26 @@ def samplings(
     found = []
     for axis, length in enumerate(part.division.shape):
         out = size[axis] if size is not None else math.floor(length * (factors or ())[axis])
-        if align_corners:
-            step = (length - 1) / (out - 1) if out > 1 else 0.0
-        else:
-            step = length / out if factors is None else 1 / factors[axis]
-        found.append(Sampling(length, out, step, mode, align_corners))
+        factor = None if factors is None else float(factors[axis])
+        found.append(Sampling(length, out, factor, mode, align_corners))
     return found
+
+
+@lru_cache
+def _list_nearest(sampling: Sampling) -> list[int]:
+    """The input that each output is a copy of.
+
+    PyTorch itself is asked: it rounds in single precision, so that where an output lies between two
+    inputs it may take another one than the formula does.
+    """
+    numbers = torch.arange(sampling.length, dtype=torch.float32)
+    nearest = functional.interpolate(
+        numbers.view(1, 1, 1, 1, -1),
+        size=None if sampling.scale_factor else (1, 1, sampling.out_length),
+        scale_factor=(1.0, 1.0, sampling.scale_factor) if sampling.scale_factor else None,
+        mode=sampling.mode,
+    )
+    return [int(each) for each in nearest.flatten()]
 
 
 def resize(part: Part, axes: Sequence[Sampling]) -> Part:

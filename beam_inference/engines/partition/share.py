@@ -20,7 +20,7 @@ from beam_inference.engines.partition.functions import FUNCTIONS
 from beam_inference.engines.partition.mesh import Mesh
 from beam_inference.engines.partition.part import Part
 from beam_inference.errors import ModelContractError
-from beam_inference.geometry.shares import Division, divide, slices_in
+from beam_inference.geometry.shares import Division, box_shape, divide, slices_in
 
 
 class Share(Tensor):
@@ -31,7 +31,17 @@ class Share(Tensor):
 
     @staticmethod
     def of(part: Part) -> Share:
-        """The share that holds a part."""
+        """The share that holds a part.
+
+        Raises:
+            ModelContractError: the part has other voxels than its division says, and so would be
+                taken for another place.
+        """
+        found = tuple(part.values.shape[2:])
+        if found != box_shape(part.box):
+            raise ModelContractError(
+                f"a share of {list(found)} voxels, where one of {list(box_shape(part.box))} belongs"
+            )
         share = part.values.as_subclass(Share)
         share.division = part.division
         share.mesh = part.mesh
@@ -59,11 +69,11 @@ class Share(Tensor):
             parts = [_unwrap(each) for each in args]
             try:
                 result = run(*parts, **{name: _unwrap(each) for name, each in named.items()})
+                if isinstance(result, Part) and args and _is_changed(func):
+                    return args[0]
+                return _wrap(result)
             except ModelContractError as error:
                 raise _refusal(_mesh_of([*args, *named.values()]), str(error)) from None
-            if isinstance(result, Part) and args and _is_changed(func):
-                return args[0]
-            return _wrap(result)
 
 
 def _is_changed(func: Callable[..., Any]) -> bool:

@@ -313,6 +313,114 @@ def test_shares_may_be_empty(members):
     check_gradients(members((1, 1, 2)), network, batch)
 
 
+class PaddedUNet(nn.Module):
+    """A U-Net along x, whose enlarged arrays are padded to the extent of what lies beside them."""
+
+    def __init__(self, depth, is_padded):
+        super().__init__()
+        margins = (0, 0, int(is_padded))
+        self.down = nn.ModuleList(
+            nn.Conv3d(1 if n == 0 else 2, 2, (1, 1, 3), padding=margins) for n in range(depth + 1)
+        )
+        self.up = nn.ModuleList(
+            nn.ConvTranspose3d(2, 2, (1, 1, 2), stride=(1, 1, 2)) for _ in range(depth)
+        )
+        self.merge = nn.ModuleList(
+            nn.Conv3d(4, 2, (1, 1, 3), padding=(0, 0, 1)) for _ in range(depth)
+        )
+
+    def forward(self, x):
+        beside = []
+        for layer in self.down[:-1]:
+            beside.append(torch.relu(layer(x)))
+            x = functional.max_pool3d(beside[-1], (1, 1, 2))
+        x = torch.relu(self.down[-1](x))
+        for enlarge_, merge in zip(self.up, self.merge, strict=True):
+            x = enlarge_(x)
+            other = beside.pop()
+            room = other.shape[-1] - x.shape[-1]
+            x = functional.pad(x, [room // 2, room - room // 2])
+            x = torch.relu(merge(torch.cat([other, x], 1)))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("shape", "length", "depth", "is_padded"),
+    [
+        ((1, 1, 2), 18, 2, False),
+        ((1, 1, 3), 38, 3, False),
+        ((1, 1, 4), 22, 3, True),
+        ((1, 1, 4), 9, 2, True),
+    ],
+)
+def test_only_members_at_a_face_pad_where_others_have_no_voxels(
+    members, shape, length, depth, is_padded
+):
+    network = enlarge(PaddedUNet(depth, is_padded))
+    batch = torch.randn(1, 1, 2, 2, length)
+    check_answers(members(shape), network, batch)
+    check_gradients(members(shape), network, batch)
+
+
+class Resized(nn.Module):
+    def __init__(self, mode, **extent):
+        super().__init__()
+        self.enter = nn.Conv3d(1, 2, 3, padding=1)
+        self.extent = extent
+        self.mode = mode
+
+    def forward(self, x):
+        return functional.interpolate(self.enter(x), mode=self.mode, **self.extent)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize(
+    ("length", "extent"),
+    [
+        (26, {"size": (4, 4, 44)}),
+        (39, {"size": (4, 4, 69)}),
+        (24, {"size": (4, 4, 37)}),
+        (32, {"scale_factor": 1.3}),
+        (32, {"scale_factor": 2.3}),
+    ],
+)
+def test_the_nearest_voxel_is_the_one_that_pytorch_takes(members, mode, length, extent):
+    """It rounds in single precision: with these extents, otherwise than in double precision."""
+    check_answers(members((1, 1, 2)), Resized(mode, **extent), torch.randn(1, 1, 4, 4, length))
+
+
+class CutAndPadded(nn.Module):
+    def __init__(self, front, mode="constant"):
+        super().__init__()
+        self.front = front
+        self.mode = mode
+        self.leave = nn.Conv3d(1, 1, 3, padding=1)
+
+    def forward(self, x):
+        kept = x[..., self.front :] if self.front > 0 else x[..., : self.front]
+        margins = (self.front, 0) if self.front > 0 else (0, -self.front)
+        return self.leave(functional.pad(kept, margins, self.mode))
+
+
+@pytest.mark.parametrize("front", [8, 9, 13, -8, -9, -13])
+def test_what_is_cut_off_may_be_padded_again(members, front):
+    check_answers(members((1, 1, 2)), CutAndPadded(front), torch.randn(1, 1, 4, 4, 16))
+    check_gradients(members((1, 1, 2)), CutAndPadded(front), torch.randn(1, 1, 4, 4, 16))
+
+
+@pytest.mark.parametrize("mode", ["replicate", "reflect"])
+def test_a_share_without_voxels_is_not_extended(members, mode):
+    """All members say so: one alone would leave the others waiting for it."""
+    batch = torch.randn(1, 1, 4, 4, 16)
+
+    def run(mesh):
+        with pytest.raises(ModelContractError, match="cannot be divided: a share"):
+            run_divided(CutAndPadded(9, mode), own_part(batch, mesh), batch.shape[2:], mesh)
+        return mesh.rank
+
+    assert members((1, 1, 2)).run(run) == [0, 1]
+
+
 def test_borders_may_be_reflected(members):
     network = nn.Sequential(
         nn.Conv3d(1, 2, 3, padding=1, padding_mode="reflect"), nn.Conv3d(2, 2, 3)
@@ -371,6 +479,7 @@ def test_one_voxel_stands_for_all_of_an_axis(members, shape, combine):
         (Beside(lambda y: y[:, :, :1].add_(y)), "does not fit one of"),
         (Beside(lambda y: y[:, :, :1] - y[..., :1]), "does not fit one of"),
         (Beside(lambda y: torch.cat([y[:, :1], y[:, :1, :1]], 1)), "does not fit one of"),
+        (Beside(lambda y: y * len(torch.where(y > 0))), "gives no array with these arguments"),
         (Flattened(), r"attention \(Flatten\) cannot be divided: flatten"),
         (nn.Sequential(nn.Conv3d(1, 1, 3, padding_mode="circular", padding=1)), "mode circular"),
         (nn.Sequential(nn.AdaptiveAvgPool3d(2)), r"0 \(AdaptiveAvgPool3d\).*more than one voxel"),
