@@ -459,6 +459,7 @@ def test_ctrl_c(engine, slow_job, times, tmp_path, result):
     assert run.returncode == 130, out + err
     is_gentle = times == 1  # a second one ends the launch where it stands
     assert ("to do what is missing" in out) == is_gentle
+    assert "it is cancelled" not in out + err, "the workers have read the request"
     result(f"Ctrl-C {('once', 'twice')[times - 1]}", f"{time.monotonic() - begun:.0f} s later 130")
     with start(path, engine.flags) as run:
         end_well(run, expected, tmp_path / "out")
