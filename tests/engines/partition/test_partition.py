@@ -1,5 +1,6 @@
 """Test that networks divided over a mesh answer, and learn, as they do undivided."""
 
+from contextlib import suppress
 from threading import Lock
 
 import pytest
@@ -213,6 +214,12 @@ def layers_of(names, channels):
         "corners": lambda: nn.Upsample(scale_factor=2, mode="trilinear", align_corners=True),
         "size": lambda: nn.Upsample(size=(5, 9, 7), mode="trilinear"),
         "fraction": lambda: nn.Upsample(scale_factor=1.5, mode="nearest-exact"),
+        # Where a factor such as 1.3 keeps the length, PyTorch's gradients are not of its answer.
+        "fraction_less": lambda: nn.Upsample(scale_factor=(0.7, 1.7, 0.3), mode="nearest"),
+        "cropped": lambda: nn.ZeroPad3d((-3, -1, -2, 0, 0, -1)),
+        "cropped_far": lambda: nn.ZeroPad3d((0, -7, -6, 0, 0, 0)),
+        "padded": lambda: nn.ConstantPad3d((2, 3, 1, 1, 0, 2), 0.5),
+        "shifted": lambda: nn.ConstantPad3d((4, -3, -2, 5, -1, 1), -0.5),
         "instance": lambda: nn.InstanceNorm3d(channels, affine=True),
         "batch": lambda: nn.BatchNorm3d(channels),
         "group": lambda: nn.GroupNorm(2, channels),
@@ -259,8 +266,9 @@ def test_random_networks(members, names, size, shape):
     except (RuntimeError, ValueError):
         return  # smaller than a window, one value to normalise, or changed after its use
     if answer.numel() and answer[0].numel() < 4**7 and answer.abs().max() > 0.01:
-        check_answers(members(shape), network.eval(), batch)
-        check_gradients(members(shape), network.train(), batch)
+        with suppress(ModelContractError):  # too thin a share for the border that is repeated
+            check_answers(members(shape), network.eval(), batch)
+            check_gradients(members(shape), network.train(), batch)
 
 
 class Gate(nn.Module):
