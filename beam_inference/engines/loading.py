@@ -162,7 +162,7 @@ def quantize_network(
 def load_reference(
     model: Network, inference: Inference, *, trust: Trust = Trust.NOTHING
 ) -> Predictor | None:
-    """Load the same network in PyTorch, in float32, to compare another engine or precision with.
+    """Load the same network in PyTorch, in float32, undivided, to compare what the job runs with.
 
     A network that PyTorch cannot run is loaded in another engine that can, if there is one, or, in
     precision int8, in its own engine, in float32. In an ensemble, each is loaded by these rules.
@@ -174,7 +174,12 @@ def load_reference(
         UserError: as :func:`load_predictor`.
     """
     plain = inference.model_copy(
-        update={"engine": "torch", "precision": "float32", "memory_format": "contiguous"}
+        update={
+            "engine": "torch",
+            "precision": "float32",
+            "memory_format": "contiguous",
+            "partition": (1, 1, 1),
+        }
     )
     if model.path == "identity" or inference == plain:
         return None

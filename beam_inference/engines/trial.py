@@ -374,6 +374,8 @@ def check_difference(
         found.append(ChannelDistances.between(ours, theirs, 1).worst(tolerance))
     typical, allowed = max(found, key=lambda each: each[0] / each[1])
     name = f"{described['engine']} in {described['precision']}"
+    if "partition" in described:
+        name = f"the network divided by inference.partition, {name},"
     logger.info(
         "%s differs from %s by %.1e at most, %.1e root mean square",
         name,
@@ -383,10 +385,13 @@ def check_difference(
     )
     if not typical <= allowed:
         engine = "" if described["precision"] == "int8" else f"engine: {better} and "
+        if "partition" in described and is_exact:
+            advice = "Remove inference.partition: a layer answers otherwise where it is divided."
+        else:
+            advice = f"Write {engine}precision: float32."
         raise EngineError(
             f"{name} differs from {theirs_name} by {typical:.1e}, root mean square over a "
-            f"patch, more than the {allowed:.1e} that are allowed. Write {engine}precision: "
-            "float32."
+            f"patch, more than the {allowed:.1e} that are allowed. {advice}"
         )
     return Difference(largest, typical, allowed)
 

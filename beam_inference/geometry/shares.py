@@ -178,15 +178,20 @@ class TransposedWindow:
     def out_cuts(self, cuts: Cuts) -> Cuts:
         """Where the output is cut: between the centres of what two inputs give to."""
         places = [
-            c * self.stride - self.padding + (self.reach - self.stride + 1) // 2 for c in cuts[1:-1]
+            c * self.stride - self.padding + max(0, self.reach - self.stride + 1) // 2
+            for c in cuts[1:-1]
         ]
         return _moved(cuts, self.out_length(cuts[-1]), places)
 
     def sees(self, outputs: Interval, length: int) -> Interval:
-        """The inputs, all in the array, that give to some outputs; at least one, if there is."""
+        """The inputs, all in the array, that give to some outputs; at least one, if there is.
+
+        The first gives to none behind the first output: where strides leave gaps, one before it.
+        """
         if outputs[1] <= outputs[0]:
             return 0, 0
-        first = ceil_div(outputs[0] + self.padding - self.reach, self.stride)
+        place = outputs[0] + self.padding
+        first = min(ceil_div(place - self.reach, self.stride), place // self.stride)
         last = (outputs[1] - 1 + self.padding) // self.stride
         first = min(max(first, 0), length - 1)
         return first, max(min(last + 1, length), first + 1)

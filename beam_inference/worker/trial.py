@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from operator import attrgetter
@@ -23,6 +24,7 @@ from beam_inference.engines.trial import (
     check_difference,
     without_blank,
 )
+from beam_inference.environment import bound_memory
 from beam_inference.errors import (
     DeviceOutOfMemory,
     EngineError,
@@ -199,7 +201,8 @@ def try_network(
         # Integers suit some places better than others, and noise not at all.
         others = patches_to_try(config, volume, plan)
         patches = [each for each in others if each is without_blank(each)] or patches
-    with watch.watch("the comparison with PyTorch"):
+    bound = bound_memory() if reference.device.on_host else nullcontext()
+    with watch.watch("the comparison with PyTorch"), bound:
         try:
             differences = [
                 check_difference(
@@ -212,6 +215,13 @@ def try_network(
                 for each in patches
             ]
         except DeviceOutOfMemory as error:
+            if config.inference.members > 1:  # it is divided because it does not fit otherwise
+                logger.warning(
+                    "inference.partition: whether the network answers divided as it does undivided "
+                    "was not compared, for which this machine has too little memory: %s",
+                    error,
+                )
+                return report
             raise ModelContractError(
                 f"the device is out of memory for {report.batch_size} patches a batch in PyTorch "
                 "in float32, with which the network is compared. Make inference.batch_size "

@@ -82,6 +82,37 @@ def test_a_mesh_gives_the_same_output(tmp_path, source):
     assert len(fingerprints | {plain.fingerprint}) == 3
 
 
+FICKLE = """
+import torch
+
+class Fickle(torch.nn.Module):
+    def forward(self, batch):
+        return batch if type(batch) is torch.Tensor else batch * FACTOR
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("factor", "precision"), [(1.001, "float32"), (1.1, "bfloat16"), (1.0, "float32")]
+)
+def test_a_network_that_answers_otherwise_divided_is_refused(
+    tmp_path, source, capsys, factor, precision
+):
+    (tmp_path / "fickle.py").write_text(FICKLE.replace("FACTOR", str(factor)))
+    model = f"--set=model={{path: '{tmp_path}/fickle.py:Fickle', normalize: unit}}"
+    path = job(tmp_path, source, "out", partition=[1, 1, 2], precision=precision)
+    code = main(["run", str(path), model])
+    if factor == 1.0:
+        assert code == 0
+        return
+    assert code == 2
+    message = capsys.readouterr().err
+    assert "the network divided by inference.partition, torch in" in message
+    assert ("Remove inference.partition" if precision == "float32" else "float32.") in message
+    assert not (tmp_path / "out").exists()
+
+
 def run_and_kill_a_member(arguments, output, leaders):
     """Run a job until a chunk is done, kill a member of a mesh, and wait for the launch's end."""
     launch = subprocess.Popen(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -143,7 +144,7 @@ def _avg_pool3d(
 
 
 def _adaptive_avg_pool3d(input: Part, output_size: Any) -> Tensor:
-    if _three(output_size) != (1, 1, 1):
+    if output_size != 1 and output_size not in ((1, 1, 1), [1, 1, 1]):
         raise ModelContractError("adaptive_avg_pool3d to more than one voxel")
     return mean(input)
 
@@ -254,13 +255,12 @@ def _cat(tensors: Sequence[Part | Tensor], dim: int = 0) -> Part:
 
 def _chunk(input: Part, chunks: int, dim: int = 0) -> tuple[Part, ...]:
     _check_undivided(dim)
-    return tuple(input.with_values(each) for each in input.values.chunk(chunks, dim))
+    return tuple(map(input.cut, input.values.chunk(chunks, dim)))
 
 
 def _split(tensor: Part, split_size_or_sections: Any, dim: int = 0) -> tuple[Part, ...]:
     _check_undivided(dim)
-    parts = torch.split(tensor.values, split_size_or_sections, dim)
-    return tuple(tensor.with_values(each) for each in parts)
+    return tuple(map(tensor.cut, torch.split(tensor.values, split_size_or_sections, dim)))
 
 
 def _softmax(function: Function) -> Function:
@@ -289,8 +289,7 @@ def _get_item(input: Part, index: Any) -> Part:
     for each, n in zip(indices[2:], input.division.shape, strict=True):
         start, stop, _ = each.indices(n)
         box.append((start, max(start, stop)))
-    values = input.values[tuple(indices[:2])]
-    return crop(input.with_values(values), tuple(box))
+    return crop(input.cut(input.values[tuple(indices[:2])]), tuple(box))
 
 
 def _size(input: Part, dim: int | None = None) -> Any:
@@ -326,6 +325,8 @@ def _voxelwise(function: Function, in_place: bool = False) -> Function:
 
 def _dropout3d(input: Part, p: float = 0.5, training: bool = True, inplace: bool = False) -> Part:
     """Drop channels, the same ones on all members, which draw the same numbers."""
+    if not training or p == 0:
+        return input
     ones = input.values.new_ones((*input.values.shape[:2], 1, 1, 1))
     kept = functional.dropout3d(ones, p, training)
     return input.with_values(input.values.mul_(kept) if inplace else input.values * kept)
@@ -333,7 +334,7 @@ def _dropout3d(input: Part, p: float = 0.5, training: bool = True, inplace: bool
 
 def _dropout(input: Part, p: float = 0.5, training: bool = True, inplace: bool = False) -> Part:
     """Drop voxels, others on each member, which draw the same numbers otherwise."""
-    if not training:
+    if not training or p == 0:
         return input
     seed = int(torch.randint(2**62, ())) + input.mesh.rank
     generator = torch.Generator(input.values.device).manual_seed(seed)
@@ -353,7 +354,48 @@ def _normalize_in_place(
 
 
 def _attribute(function: Function) -> Function:
-    return lambda input, *arguments: function(input.values, *arguments)
+    return lambda input, *arguments, **further: function(input.values, *arguments, **further)
+
+
+def _converted(function: Function) -> Function:
+    """Make another type of an array; without a copy where it is of that type, as PyTorch does."""
+
+    def run(input: Part | Tensor, *arguments: Any, **further: Any) -> Part | Tensor:
+        if further.pop("memory_format", torch.preserve_format) != torch.preserve_format:
+            raise ModelContractError("another memory format")
+        # Of another array its type counts, not its values.
+        others = [each.values if isinstance(each, Part) else each for each in arguments]
+        if not isinstance(input, Part):
+            result: Tensor = function(input, *others, **further)
+            return result
+        values: Tensor = function(input.values, *others, **further)
+        return input if values is input.values else input.with_values(values)
+
+    return run
+
+
+def _detach(input: Part) -> Part:
+    return replace(input, values=input.values.detach())
+
+
+def _contiguous(input: Part, memory_format: torch.memory_format = torch.contiguous_format) -> Part:
+    """Copy what would not be contiguous undivided, and nothing else: the copy alone is changed."""
+    _check_format(memory_format)
+    if input.is_contiguous:
+        return input
+    return input.with_values(input.values.clone(memory_format=memory_format))
+
+
+def _is_contiguous(
+    input: Part, memory_format: torch.memory_format = torch.contiguous_format
+) -> bool:
+    _check_format(memory_format)
+    return input.is_contiguous
+
+
+def _check_format(memory_format: torch.memory_format) -> None:
+    if memory_format != torch.contiguous_format:
+        raise ModelContractError("another memory format")
 
 
 _VOXELWISE = (
@@ -364,8 +406,9 @@ _VOXELWISE = (
 _OF_TENSORS = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __rdiv__ __div__ "
     "__pow__ __neg__ __abs__ __gt__ __ge__ __lt__ __le__ __eq__ __ne__ __and__ __or__ __invert__ "
-    "bool bfloat16 clone contiguous cpu detach double float half int to type_as masked_fill "
+    "clone masked_fill "
 )
+_CONVERSIONS = "bool bfloat16 cpu double float half int to type_as"
 _IN_PLACE = (
     "__iadd__ __isub__ __imul__ __itruediv__ __idiv__ abs_ add_ addcmul_ clamp_ clamp_max_ "
     "clamp_min_ div_ exp_ mul_ neg_ pow_ relu_ sigmoid_ sqrt_ sub_ tanh_ copy_ fill_ zero_ "
@@ -400,6 +443,11 @@ FUNCTIONS: Mapping[Function, Function] = {
             torch.ones_like,
         )
     },
+    **{each: _converted(each) for each in _named((torch.Tensor,), _CONVERSIONS)},
+    torch.detach: _detach,
+    torch.Tensor.detach: _detach,
+    torch.Tensor.contiguous: _contiguous,
+    torch.Tensor.is_contiguous: _is_contiguous,
     **{
         each: _voxelwise(each, in_place=True)
         for each in (
@@ -412,8 +460,7 @@ FUNCTIONS: Mapping[Function, Function] = {
         for name in _ATTRIBUTES.split()
     },
     **{
-        each: _attribute(each)
-        for each in _named((torch.Tensor,), "__repr__ dim is_contiguous is_floating_point")
+        each: _attribute(each) for each in _named((torch.Tensor,), "__repr__ dim is_floating_point")
     },
     torch.is_floating_point: _attribute(torch.is_floating_point),
     torch.Tensor.shape.__get__: _shape,  # type: ignore[attr-defined]

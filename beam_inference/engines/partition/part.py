@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -32,11 +33,14 @@ class Part:
         values: (N, C, *box of this member).
         division: who holds what.
         mesh: the members.
+        cut_from: shape of the array that the whole one is a slice of, in the same memory; None
+            where it has memory of its own.
     """
 
     values: Tensor
     division: Division
     mesh: Mesh
+    cut_from: tuple[int, ...] | None = None
 
     @property
     def box(self) -> Box:
@@ -48,9 +52,26 @@ class Part:
         """Shape of the whole array."""
         return (*self.values.shape[:2], *self.division.shape)
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the whole array would be, which decides what of it is copied when."""
+        if self.cut_from is None:
+            return self.values.is_contiguous()
+        whole = torch.empty(self.cut_from, device="meta")
+        return whole[tuple(slice(n) for n in self.shape)].is_contiguous()
+
     def with_values(self, values: Tensor) -> Part:
         """Other values in the same place."""
-        return replace(self, values=values)
+        return replace(self, values=values, cut_from=None)
+
+    def cut(self, values: Tensor, division: Division | None = None) -> Part:
+        """A slice of the whole array, whose values here are a slice of this member's."""
+        return replace(
+            self,
+            values=values,
+            division=division or self.division,
+            cut_from=self.cut_from or self.shape,
+        )
 
 
 def gather_box(part: Part, needs: Sequence[Box], fill: float = 0) -> Tensor:
@@ -132,8 +153,7 @@ def crop(part: Part, intervals: Box) -> Part:
         (min(max(a, start), stop), min(max(b, start), stop))
         for (a, b), (start, stop) in zip(part.box, intervals, strict=True)
     )
-    values = part.values[slices_in(kept, part.box)]
-    return Part(values, division, part.mesh)
+    return part.cut(part.values[slices_in(kept, part.box)], division)
 
 
 def pad(part: Part, margins: Sequence[tuple[int, int]], mode: str, value: float) -> Part:
@@ -175,8 +195,11 @@ def pad(part: Part, margins: Sequence[tuple[int, int]], mode: str, value: float)
 
 def mean(part: Part) -> Tensor:
     """The mean over space, (N, C, 1, 1, 1), which all members have."""
-    voxels = part.division.shape[0] * part.division.shape[1] * part.division.shape[2]
-    return add_up(part.values.sum(SPATIAL, keepdim=True), part.mesh) / voxels
+    dtype = part.values.dtype
+    # A sum of many half-precision numbers is beyond their range.
+    single = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    total = add_up(part.values.sum(SPATIAL, keepdim=True, dtype=single), part.mesh)
+    return (total / math.prod(part.division.shape)).to(dtype)
 
 
 def align(argument: object, part: Part) -> object:

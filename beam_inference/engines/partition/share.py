@@ -9,7 +9,9 @@ A function that is not known to be right on parts is refused, by its name and th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ class Share(Tensor):
 
     division: Division
     mesh: Mesh
+    cut_from: tuple[int, ...] | None
 
     @staticmethod
     def of(part: Part) -> Share:
@@ -45,12 +48,13 @@ class Share(Tensor):
         share = part.values.as_subclass(Share)
         share.division = part.division
         share.mesh = part.mesh
+        share.cut_from = part.cut_from
         return share
 
     @property
     def part(self) -> Part:
         """What is held."""
-        return Part(self.as_subclass(Tensor), self.division, self.mesh)
+        return Part(self.as_subclass(Tensor), self.division, self.mesh, self.cut_from)
 
     @classmethod
     def __torch_function__(
@@ -61,19 +65,51 @@ class Share(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run a function of PyTorch on parts."""
-        named = kwargs or {}
+        named = {_SYNONYMS.get(name, name): each for name, each in (kwargs or {}).items()}
         with torch._C.DisableTorchFunctionSubclass():
             run = FUNCTIONS.get(func)
             if run is None:
                 raise _refusal(_mesh_of([*args, *named.values()]), name_of_function(func))
             parts = [_unwrap(each) for each in args]
             try:
+                _check_arguments(func, run, args, named)
                 result = run(*parts, **{name: _unwrap(each) for name, each in named.items()})
                 if isinstance(result, Part) and args and _is_changed(func):
                     return args[0]
                 return _wrap(result)
             except ModelContractError as error:
                 raise _refusal(_mesh_of([*args, *named.values()]), str(error)) from None
+
+
+_SYNONYMS = {"axis": "dim", "keepdims": "keepdim"}
+"""Names that PyTorch also takes for arguments, because NumPy has them."""
+
+
+def _check_arguments(
+    func: Callable[..., Any],
+    run: Callable[..., Any],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+) -> None:
+    """Refuse arguments that are not known to be right on parts.
+
+    Raises:
+        ModelContractError: there are such.
+    """
+    try:
+        _signature_of(run).bind(*args, **named)
+    except TypeError:
+        unknown = True
+    else:
+        unknown = named.get("out") is not None
+    if unknown:
+        names = " and ".join(named) or "these arguments"
+        raise ModelContractError(f"{name_of_function(func)} with {names}")
+
+
+@cache
+def _signature_of(run: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(run)
 
 
 def _is_changed(func: Callable[..., Any]) -> bool:

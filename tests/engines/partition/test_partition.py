@@ -188,6 +188,15 @@ class Chain(nn.Sequential):
     """Layers one after the other, named as they are printed."""
 
 
+class HalfChanged(nn.Module):
+    """Changes a copy of a half in place, or the half itself where that is one piece of memory."""
+
+    def forward(self, x):
+        y = x * 1
+        half = y[..., : y.shape[-1] // 2].contiguous()
+        return y + functional.pad(half.relu_(), (0, y.shape[-1] - half.shape[-1]))
+
+
 def layers_of(names, channels):
     """Layers by name; each keeps the number of channels."""
     made = {
@@ -202,6 +211,14 @@ def layers_of(names, channels):
         "transposed": lambda: nn.ConvTranspose3d(channels, channels, 2, stride=2),
         "transposed_far": lambda: nn.ConvTranspose3d(
             channels, channels, 3, stride=2, padding=1, output_padding=1
+        ),
+        "transposed_gaps": lambda: nn.ConvTranspose3d(
+            channels,
+            channels,
+            (1, 2, 1),
+            stride=(1, 4, 2),
+            padding=(0, 1, 0),
+            output_padding=(0, 2, 1),
         ),
         "transposed_one": lambda: nn.ConvTranspose3d(channels, channels, 3, padding=1),
         "max": lambda: nn.MaxPool3d(2),
@@ -227,6 +244,7 @@ def layers_of(names, channels):
         "silu": nn.SiLU,
         "relu": lambda: nn.Sequential(nn.Identity(), nn.LeakyReLU(inplace=True)),
         "softmax": lambda: nn.Softmax(1),
+        "half_changed": HalfChanged,
     }
     return [made[name]() for name in names], sorted(made)
 
@@ -479,9 +497,73 @@ def test_one_voxel_stands_for_all_of_an_axis(members, shape, combine):
     check_gradients(members(shape), network, batch)
 
 
+def is_changed_after(make):
+    """A function that changes a second array in place, and the first where that is the same."""
+
+    def combine(y):
+        functional.relu_(make(y))
+        return y
+
+    return combine
+
+
+@pytest.mark.parametrize("shape", SLOW_MESHES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda y: functional.dropout3d(y, 0.5, training=False),
+        lambda y: functional.dropout(y, 0.5, training=False),
+        lambda y: functional.dropout3d(y, 0.0, training=True),
+        lambda y: functional.dropout(y, 0.0, training=True),
+        lambda y: y.contiguous(),
+        lambda y: y[..., :5].contiguous(),
+        lambda y: y[..., 5:].contiguous(),
+        lambda y: y[:, :, :3].contiguous(),
+        lambda y: y[:, :1].contiguous(),
+        lambda y: y[:1].contiguous(),
+        lambda y: y[:1, :1, 1:3].contiguous(),
+        lambda y: y.split(1, 1)[1].contiguous(),
+        lambda y: y.chunk(2, 0)[1].contiguous(),
+        lambda y: y[..., :5].detach().contiguous(),
+        lambda y: y[..., :5].contiguous().contiguous(),
+        lambda y: y[..., :5].float().contiguous(),
+        lambda y: y[..., :5].double().contiguous(),
+        lambda y: y[..., :5].type_as(y[..., 5:]),
+        lambda y: y[..., :5].to(y[..., 5:]),
+        lambda y: y.to(torch.float32),
+        lambda y: y.to(torch.float64),
+        lambda y: y[:1, :, :3].clone(),
+        lambda y: y[..., 2:] if y[..., 2:].is_contiguous() else y[..., :2],
+        lambda y: functional.pad(y[..., 2:], (2, 0)),
+    ],
+)
+def test_what_is_changed_in_place_is_what_it_is_undivided(members, shape, make):
+    """Some functions copy, or do not, by how the whole array lies in memory."""
+    network = enlarge(Beside(is_changed_after(make)))
+    check_answers(members(shape), network, torch.randn(2, 1, 6, 8, 10))
+
+
+def test_a_mean_of_half_precision_is_not_a_sum_beyond_its_range(members):
+    network = Beside(lambda y: y * (y.half() * 1000).mean((2, 3, 4), keepdim=True).float())
+    check_answers(members((1, 1, 2)), network, 10 * torch.randn(1, 1, 8, 12, 16))
+
+
+def test_arguments_may_have_the_names_of_numpy(members):
+    network = Beside(lambda y: y - y.mean(axis=(2, 3, 4), keepdims=True))
+    check_answers(members((1, 1, 2)), network, torch.randn(1, 1, 4, 6, 8))
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [
+        (Beside(lambda y: torch.add(y, 1, out=y)), r"add with out"),
+        (Beside(lambda y: torch.mean(y, (2, 3, 4), out=torch.empty(0))), r"mean with out"),
+        (Beside(lambda y: functional.adaptive_avg_pool3d(y, (1, None, None))), "than one voxel"),
+        (
+            Beside(lambda y: y.contiguous(memory_format=torch.channels_last_3d)),
+            "another memory format",
+        ),
+        (Beside(lambda y: y.to(memory_format=torch.channels_last_3d)), "another memory format"),
         (Beside(lambda y: y + y[:, :, 1:]), r"array of \[3, 4, 4\] voxels does not fit one of"),
         (Beside(lambda y: y[:, :, :, :2] * y), r"array of \[4, 2, 4\] voxels does not fit one of"),
         (Beside(lambda y: y[:, :, :1].add_(y)), "does not fit one of"),
