@@ -31,11 +31,12 @@ from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import fill_outside, source_box
-from beam_inference.geometry.origin import FARTHEST
+from beam_inference.geometry.origin import FARTHEST, Origin
 from beam_inference.geometry.resampling import Grid, Resampling, coarse_axis, make_resampling
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.operators.quantize import quantize
+from beam_inference.volumes.opening import tell_rest
 
 _OPERATORS: TypeAdapter[tuple[Operator, ...]] = TypeAdapter(tuple[InstalledOperator, ...])
 _FLOAT_BYTES = 4
@@ -158,6 +159,8 @@ def resample_source(
     size = wanted.how.voxel_size_nm or target.voxel_size_nm
     coarse = coarse_axis(grid.voxel_size_nm, size, wanted.how.separate_z)
     resampling = make_resampling(whole, target, wanted.how.order, coarse)
+    sizes = [float(f"{extent:g}") for extent in target.voxel_size_nm]
+    tell_rest(f"{path} in voxels of {sizes} nm", Origin(target.bounds.start, target.rest))
     is_part = info.bounds != whole.bounds
     result = SourceInfo(
         bounds=resampling.target_box(info.bounds) if is_part else target.bounds,

@@ -130,7 +130,8 @@ def _open_first_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
     volume = volume if section.box is None else replace(volume, whole=whole)
     if section.mask is None:
         return volume
-    mask = open_mask("input.mask", section.mask, voxel_size_nm(config, volume), storage)
+    size = voxel_size_nm(config, volume)
+    mask = open_mask("input.mask", section.mask, size, volume.origin.rest, storage)
     return replace(volume, mask=mask)
 
 
@@ -149,7 +150,12 @@ def _crop(volume: Volume, box: Bounds | LevelsBox | None) -> Volume:
 def record_mask(mask: Mask) -> ResolvedMask:
     """What a job records of a mask."""
     volume = mask.volume
-    return ResolvedMask(bounds=volume.bounds, per_voxel=mask.per_voxel, dtype=volume.dtype.name)
+    return ResolvedMask(
+        bounds=volume.bounds,
+        per_voxel=mask.per_voxel,
+        begins=mask.begins,
+        dtype=volume.dtype.name,
+    )
 
 
 def open_input_under_output(job: ResolvedJob) -> Volume:

@@ -82,11 +82,13 @@ class ResolvedMask(Frozen):
     Attributes:
         bounds: bounding box of it, in its own voxels.
         per_voxel: its voxels per voxel of what it masks, ZYX.
+        begins: where the corner of voxel 0 of what it masks lies, in its own voxels, ZYX.
         dtype: its dtype, as stored.
     """
 
     bounds: BoundingBox
     per_voxel: tuple[float, float, float]
+    begins: tuple[float, float, float] = (0.0, 0.0, 0.0)
     dtype: str
 
 

@@ -128,7 +128,9 @@ def open_masks(config: JobConfig, volume: InputVolume, voxels: OutputVoxels) -> 
     """Open the masks of a job, by their keys in the job file."""
     masks = {} if volume.mask is None else {"input.mask": volume.mask}
     if config.mask is not None:
-        masks["mask"] = open_mask("mask", config.mask, voxels.voxel_size_nm, config.storage)
+        masks["mask"] = open_mask(
+            "mask", config.mask, voxels.voxel_size_nm, voxels.rest, config.storage
+        )
     return masks
 
 

@@ -195,7 +195,7 @@ def plan_levels(
     opened = count.volume()
     masked_by = None
     if mask is not None:
-        found = open_mask("--mask", mask, opened.voxel_size_nm, storage)
+        found = open_mask("--mask", mask, opened.voxel_size_nm, opened.origin.rest, storage)
         if not found.reaches(opened.bounds):
             raise ConfigError(
                 f"--mask {mask.path}, which is {found.volume.bounds} in voxels of its own, lies "

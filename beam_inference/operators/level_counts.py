@@ -122,7 +122,10 @@ class CountValues:
         """Return a function that says which voxels (Z, Y, X) of a box count; None if all do."""
         if self.mask is None:
             return lambda _: None
-        return open_mask("--mask", self.mask, volume.voxel_size_nm, self.storage).kept_in
+        mask = open_mask(
+            "--mask", self.mask, volume.voxel_size_nm, volume.origin.rest, self.storage
+        )
+        return mask.kept_in
 
     def make_worker(self) -> Callable[[int], None]:
         """See :class:`beam_inference.job.stage_job.ChunkStage`."""

@@ -215,7 +215,9 @@ def open_labelled_volume(
     mask = None
     if volume.mask is not None:
         config = volume.mask.model_copy(update={"path": as_url(volume.mask.path), "fill_value": 0})
-        mask = open_mask("mask", config, image.voxel_size_nm, image_source.storage)
+        mask = open_mask(
+            "mask", config, image.voxel_size_nm, image.origin.rest, image_source.storage
+        )
     opened = OpenLabelledVolume(
         image,
         labels,

@@ -19,6 +19,7 @@ from beam_inference.config.volumes import Mask as MaskConfig
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.foreign_text import shorten_value
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.origin import Rest
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.limits import MASK_CACHE_BYTES
 from beam_inference.volumes.opening import open_source
@@ -65,6 +66,9 @@ class KeptValues:
 ALL_BUT_ZERO = KeptValues()
 """What a mask keeps unless it is told otherwise."""
 
+_DECIMALS = 6
+"""Of a place in a mask's voxels: what is beyond is rounding."""
+
 _Run = tuple[slice, NDArray[np.int64] | None]
 
 
@@ -72,8 +76,8 @@ _Run = tuple[slice, NDArray[np.int64] | None]
 class Mask:
     """A volume that says where another one is kept.
 
-    A voxel's value is that of the mask's voxel in which its centre lies; both grids have the corner
-    of the voxel 0 of their coordinates at the same place. Beyond the mask's bounds it is zero.
+    A voxel's value is that of the mask's voxel in which its centre lies. Beyond the mask's bounds
+    it is zero.
 
     Attributes:
         volume: a volume of one channel.
@@ -81,6 +85,8 @@ class Mask:
         inverse: whether voxels are kept elsewhere, instead.
         fill_value: what stands elsewhere, in stored units of what it masks.
         kept: the mask's values where voxels are kept.
+        begins: where the corner of voxel 0 of what it masks lies, in its own voxels, ZYX: elsewhere
+            than at 0 where one of the two begins between voxels.
     """
 
     volume: Volume
@@ -88,6 +94,7 @@ class Mask:
     inverse: bool
     fill_value: float
     kept: KeptValues = ALL_BUT_ZERO
+    begins: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def keeps_any(self, box: BoundingBox) -> bool:
         """Whether any voxel of a box is kept; raises as :meth:`.volume.Volume.read` does."""
@@ -167,9 +174,10 @@ class Mask:
 
         Beyond the mask there are none: then None stands for them.
         """
-        place = np.floor(
-            (np.arange(box.start[axis], box.stop[axis]) + 0.5) * self.per_voxel[axis]
-        ).astype(np.int64)
+        centres = np.arange(box.start[axis], box.stop[axis]) + 0.5
+        place = centres * self.per_voxel[axis] + self.begins[axis]
+        # A centre may lie between two voxels: then rounding must not decide.
+        place = np.floor(place.round(_DECIMALS)).astype(np.int64)
         low = self.volume.bounds.start[axis]
         high = self.volume.bounds.stop[axis]
         inside = (place >= low) & (place < high)
@@ -190,7 +198,11 @@ def kept_values(config: MaskConfig) -> KeptValues:
 
 
 def open_mask(
-    key: str, config: MaskConfig, voxel_size_nm: VoxelSizeNm | None, storage: Storage
+    key: str,
+    config: MaskConfig,
+    voxel_size_nm: VoxelSizeNm | None,
+    rest: Rest,
+    storage: Storage,
 ) -> Mask:
     """Open a mask.
 
@@ -198,6 +210,7 @@ def open_mask(
         key: the job's key that names it, for messages.
         config: what the job says of it.
         voxel_size_nm: of the volume that is masked, ZYX; None if it is not known.
+        rest: how far that begins beyond whole coordinates, in its voxels, ZYX.
         storage: how object stores are reached.
 
     Raises:
@@ -224,9 +237,14 @@ def open_mask(
     z, y, x = (
         ours / theirs for ours, theirs in zip(voxel_size_nm, volume.voxel_size_nm, strict=True)
     )
+    begins = (
+        rest[0] * z - volume.origin.rest[0],
+        rest[1] * y - volume.origin.rest[1],
+        rest[2] * x - volume.origin.rest[2],
+    )
     kept = kept_values(config)
     _check_values(key, kept, volume)
-    return Mask(volume, (z, y, x), config.inverse, config.fill_value, kept)
+    return Mask(volume, (z, y, x), config.inverse, config.fill_value, kept, begins)
 
 
 def _check_values(key: str, kept: KeptValues, volume: Volume) -> None:

@@ -16,7 +16,7 @@ from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.resampling import Resampling
 from beam_inference.job.messages import Launch
 from beam_inference.job.operator_files import local_operators, operator_sha256
-from beam_inference.job.parts import normalization, open_input, output_spec
+from beam_inference.job.parts import normalization, open_input, output_spec, output_voxels
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.models.fetch import local_model
@@ -164,7 +164,7 @@ def open_job(
     input_volume = open_input(config, job.cached_input_bytes(launch.threads_per_process))
     _check_input(input_volume, job)
     outputs = [_open_output(job, key) for key in config.output_keys]
-    mask = open_output_mask(job)
+    mask = open_output_mask(job, output_voxels(config, input_volume).rest)
     operators = _local_operators(job)
     postprocessing = Postprocessing(job, mask, operators)
     local = _local_network(job)

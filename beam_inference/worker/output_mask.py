@@ -10,6 +10,7 @@ from typing import TypeVar
 from beam_inference.arrays import AnyArray
 from beam_inference.errors import ChunkFault, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.origin import Rest
 from beam_inference.job.parts import record_mask
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.volumes.mask import Mask, open_mask
@@ -72,8 +73,12 @@ class OutputMask:
             raise WorkerFault(f"the mask cannot be read: {error}") from error
 
 
-def open_output_mask(job: ResolvedJob) -> OutputMask:
+def open_output_mask(job: ResolvedJob, rest: Rest) -> OutputMask:
     """Open the mask of a job's output.
+
+    Args:
+        job: the job.
+        rest: how far the output begins beyond whole coordinates, in its voxels, ZYX.
 
     Raises:
         UserError: as :func:`beam_inference.volumes.mask.open_mask`.
@@ -82,7 +87,7 @@ def open_output_mask(job: ResolvedJob) -> OutputMask:
     config = job.config
     mask = None
     if config.mask is not None:
-        mask = open_mask("mask", config.mask, job.voxel_size_nm, config.storage)
+        mask = open_mask("mask", config.mask, job.voxel_size_nm, rest, config.storage)
         check_mask("mask", mask, job)
     return OutputMask(mask, config.job.attempts)
 
@@ -103,9 +108,10 @@ def check_mask(key: str, mask: Mask, job: ResolvedJob) -> None:
     if known is not None and found != known:
         raise WorkerFault(
             f"{key}: the volume {mask.volume.url} is {found.bounds} (z, y, x) of {found.dtype}, "
-            f"{list(found.per_voxel)} of its voxels per voxel, and was {known.bounds} of "
-            f"{known.dtype}, {list(known.per_voxel)}, when the job began: it is another volume, or "
-            "lies elsewhere. Put that one back, or launch a job with another output.path"
+            f"{list(found.per_voxel)} of its voxels per voxel, from {list(found.begins)} on, and "
+            f"was {known.bounds} of {known.dtype}, {list(known.per_voxel)}, from "
+            f"{list(known.begins)} on, when the job began: it is another volume, or lies "
+            "elsewhere. Put that one back, or launch a job with another output.path"
         )
 
 

@@ -55,12 +55,13 @@ def values_of(plan):
 
 
 @pytest.mark.parametrize("order", [0, 1, 3])
-def test_a_volume_keeps_its_dtype_and_its_place(tmp_path, em, order):
+def test_a_volume_keeps_its_dtype_and_its_place(tmp_path, em, order, caplog):
     how = Resample(voxel_size_nm=(20, 20, 8), order=order)
     plan = resampled(em, tmp_path / "out", how=how)
     assert plan.task.box == BoundingBox((8, -3, 13), (32, 12, 68))
     assert (plan.spec.voxel_size_nm, plan.spec.dtype) == ((20.0, 20.0, 8.0), "uint8")
     assert plan.spec.rest == (0.0, 0.0, -0.5)
+    assert "begins between voxels, [0.0, 0.0, -0.5] of a voxel beyond [8, -3, 13]" in caplog.text
     found = values_of(plan)
     expected = zoomed(EM[None], (24, 15, 55), order).clip(0, 255)
     assert np.abs(found - expected).max() <= 0.5 + 1e-3

@@ -20,6 +20,7 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.engines.trial import SETTLING_CALLS
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.origin import NO_REST
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.place import Place
 from beam_inference.job.status import job_status
@@ -236,7 +237,7 @@ def test_a_chunks_mask_is_read_once(tmp_path):
     job = launched(
         tmp_path, "out", tmp_path / "in", {"path": mask, "fill_value": 9}, model=MODEL
     ).read_job()
-    mask = open_output_mask(job)
+    mask = open_output_mask(job, NO_REST)
     postprocessing = Postprocessing(job, mask, [[]])
     box = BoundingBox((0, 0, 0), (16, 32, 32))
     assert not mask.excludes(box)
@@ -525,12 +526,13 @@ boxes = st.builds(
 @given(
     boxes,
     st.tuples(*[st.sampled_from([0.25, 0.5, 1.0, 1.7, 3.0])] * 3),
+    st.tuples(*[st.sampled_from([0.0, 0.25, -0.5, 1 / 3, 0.1])] * 3),
     st.booleans(),
     st.sampled_from([1, 600, 2000]),
     st.sampled_from([7, 40, 10**6]),
 )
 def test_a_voxel_is_looked_up_where_its_centre_lies(
-    tmp_path_factory, box, per_voxel, inverse, bytes, voxels
+    tmp_path_factory, box, per_voxel, begins, inverse, bytes, voxels
 ):
     """However large the pieces are that a mask is looked up in."""
     folder = tmp_path_factory.getbasetemp()
@@ -540,8 +542,8 @@ def test_a_voxel_is_looked_up_where_its_centre_lies(
     expected = np.zeros(box.shape, bool)
     for position in np.ndindex(*box.shape):
         place = [
-            int(np.floor((s + p + 0.5) * r))
-            for s, p, r in zip(box.start, position, per_voxel, strict=True)
+            int(np.floor(round((s + p + 0.5) * r + b, 6)))
+            for s, p, r, b in zip(box.start, position, per_voxel, begins, strict=True)
         ]
         inside = (
             all(0 <= p < n for p, n in zip(place, WANTED.shape, strict=True))
@@ -551,11 +553,45 @@ def test_a_voxel_is_looked_up_where_its_centre_lies(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masks, "PIECE_BYTES", bytes)
         patch.setattr(masks, "PIECE_VOXELS", voxels)
-        mask = Mask(volume, per_voxel, inverse, 3)
+        mask = Mask(volume, per_voxel, inverse, 3, begins=begins)
         array = np.ones((2, *box.shape), np.float32)
         mask.fill(array, box)
         assert mask.keeps_any(box) == expected.any()
     np.testing.assert_array_equal(array, np.broadcast_to(np.where(expected, 1, 3), array.shape))
+
+
+@pytest.mark.parametrize("key", ["input", "output"])
+@pytest.mark.parametrize("shift", [0.0, 8.0, 12.0])
+def test_parts_of_a_voxel_count_where_a_mask_is_looked_up(tmp_path, key, shift):
+    """Of a resampled input, which begins between voxels, and of a mask that does so itself."""
+    array = np.random.default_rng(1).integers(1, 256, (24, 16, 16), np.uint8)
+    write_volume(tmp_path / "in", array, (2, 0, 0), voxel_size_nm=(8.0, 8.0, 8.0))
+    wanted = (np.arange(40) % 8 >= 4).astype(np.uint8)
+    write_volume(
+        tmp_path / "mask",
+        np.broadcast_to(wanted[:, None, None], (40, 16, 16)),
+        format="ome_zarr",
+        voxel_size_nm=(8.0, 8.0, 8.0),
+    )
+    file = tmp_path / "mask" / "zarr.json"
+    group = json.loads(file.read_text())
+    [dataset] = group["attributes"]["ome"]["multiscales"][0]["datasets"]
+    dataset["coordinateTransformations"][1:] = [
+        {"type": "translation", "translation": [shift, 0, 0]}
+    ]
+    file.write_text(json.dumps(group))
+    mask = {"path": str(tmp_path / "mask")}
+    sections = {
+        "input": {"resample": {"voxel_size_nm": [32, 8, 8], "order": 0}},
+        "output": AS_STORED,
+        "inference": {"patch_shape": [4, 16, 16], "patch_overlap": [0, 0, 0]},
+    }
+    if key == "input":
+        sections["input"]["mask"] = mask
+    found = result(tmp_path, "out", tmp_path / "in", mask if key == "output" else None, **sections)
+    centres = 16 + 32 * (np.arange(6) + 0.5)
+    kept = wanted[np.floor((centres - shift) / 8).astype(int)] != 0
+    np.testing.assert_array_equal(found[0, :, 0, 0] != 0, kept)
 
 
 def test_a_mask_much_finer_than_the_output_is_read_in_whole_blocks_each_once(tmp_path, monkeypatch):
