@@ -57,6 +57,12 @@ def long_job(volume_in, tmp_path):
 
 
 @pytest.fixture
+def longer_job(volume_in, tmp_path):
+    """A job of 1.6 s a chunk: also a second launch comes in time."""
+    return job_and_result(volume_in, tmp_path, "slow", {}, postprocess=[SLOWLY] * 8)
+
+
+@pytest.fixture
 def slow_merge_job(volume_in, tmp_path):
     """Likewise, and the second stage, too, takes its time."""
     return job_and_result(volume_in, tmp_path, "slow", {}, "exchange", [SLOWLY])

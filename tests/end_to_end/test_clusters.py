@@ -304,8 +304,8 @@ def test_steps_one_after_the_other(engine, conv_job, tmp_path, result):
     result("steps: a job, `components`, `pyramid`")
 
 
-def test_a_launch_on_this_machine_joins(engine, long_job, tmp_path, result):
-    path, expected = long_job
+def test_a_launch_on_this_machine_joins(engine, longer_job, tmp_path, result):
+    path, expected = longer_job
     with start(path, engine.flags) as there:
         wait_for_receipts(there, tmp_path / "out", 1)
         with start(path, []) as here:
