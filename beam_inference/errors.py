@@ -59,6 +59,10 @@ class ModelContractError(UserError):
     """The network cannot be loaded or does not answer as the job says it does."""
 
 
+class PickledCode(ModelContractError):
+    """A file of weights holds more than tensors, and loading it could run any code."""
+
+
 class EngineError(ModelContractError):
     """An engine or a precision cannot run the network, or its values differ from PyTorch's."""
 

@@ -27,7 +27,12 @@ def libczi_voxels() -> np.ndarray:
 
 
 def lif_bytes(
-    images: dict[str, np.ndarray], size_nm: Sequence[float] = (300, 100, 100), *, head: str = ""
+    images: dict[str, np.ndarray],
+    size_nm: Sequence[float] = (300, 100, 100),
+    *,
+    unit: str = "m",
+    unit_nm: float = 1e9,
+    head: str = "",
 ) -> bytes:
     """A LIF file of images (t, channels, z, y, x), by their names; size is in the order z, y, x."""
     elements = []
@@ -42,10 +47,10 @@ def lif_bytes(
             "C": itemsize * zyx[2] * zyx[1] * zyx[0],
         }
         strides["T"] = strides["C"] * channels
-        lengths = [(n - 1) * size * 1e-9 for n, size in zip(zyx, size_nm, strict=True)]
+        lengths = [(n - 1) * size / unit_nm for n, size in zip(zyx, size_nm, strict=True)]
         dimensions = "".join(
             f'<DimensionDescription DimID="{identifier}" NumberOfElements="{n}" Origin="0" '
-            f'Length="{length!r}" Unit="m" BytesInc="{strides[axis]}" BitInc="0"/>'
+            f'Length="{length!r}" Unit="{unit}" BytesInc="{strides[axis]}" BitInc="0"/>'
             for axis, identifier, n, length in (
                 ("X", 1, zyx[2], lengths[2]),
                 ("Y", 2, zyx[1], lengths[1]),
@@ -80,14 +85,22 @@ def lif_bytes(
 
 
 def nd2_bytes(
-    array: np.ndarray, size_um: Sequence[float] = (0.3, 0.1, 0.1), *, packed: bool = False
+    array: np.ndarray,
+    size_um: Sequence[float] = (0.3, 0.1, 0.1),
+    *,
+    packed: bool = False,
+    row_bytes: int | None = None,
+    is_calibrated: bool = True,
 ) -> bytes:
-    """An ND2 file of frames (t, z, channels, y, x), in loops over time and z."""
+    """An ND2 file of frames (t, z, channels, y, x), in loops over time and z.
+
+    Its rows may be stated to have more bytes than they have.
+    """
     times, depth, channels, height, width = array.shape
     itemsize = array.dtype.itemsize
     attributes = {
         "uiWidth": width,
-        "uiWidthBytes": width * channels * itemsize,
+        "uiWidthBytes": row_bytes or width * channels * itemsize,
         "uiHeight": height,
         "uiComp": channels,
         "uiBpcInMemory": 8 * itemsize,
@@ -116,7 +129,7 @@ def nd2_bytes(
     }
     metadata = {
         "dCalibration": size_um[2],
-        "bCalibrated": True,
+        "bCalibrated": is_calibrated,
         "dAspect": size_um[1] / size_um[2],
         "sPicturePlanes": planes,
     }
@@ -168,7 +181,12 @@ def _clx(values: dict[str, object]) -> bytes:
 
 
 def write_ims(
-    path: Path, array: np.ndarray, size_um: Sequence[float] = (0.3, 0.1, 0.1), scales: int = 2
+    path: Path,
+    array: np.ndarray,
+    size: Sequence[float] = (0.3, 0.1, 0.1),
+    scales: int = 2,
+    *,
+    unit: str = "um",
 ) -> Path:
     """Write an IMS file of an array (t, channels, z, y, x); size is in the order z, y, x."""
     with h5py.File(path, "w") as file:
@@ -191,10 +209,10 @@ def write_ims(
                     for axis, n in zip("ZYX", channel.shape, strict=True):
                         group.attrs[f"ImageSize{axis}"] = _letters(n)
         info = file.create_group("DataSetInfo/Image")
-        info.attrs["Unit"] = _letters("um")
-        for k, (n, size) in enumerate(zip(array.shape[:1:-1], reversed(size_um), strict=True)):
+        info.attrs["Unit"] = np.frombuffer(unit.encode(), "S1")
+        for k, (n, step) in enumerate(zip(array.shape[:1:-1], reversed(size), strict=True)):
             info.attrs[f"ExtMin{k}"] = _letters("0")
-            info.attrs[f"ExtMax{k}"] = _letters(f"{n * size:.9g}")
+            info.attrs[f"ExtMax{k}"] = _letters(f"{n * step:.9g}")
     return path
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.conversion.hdf5 import Hdf5Source, hdf5_dataset
 from beam_inference.conversion.hdf5_file import as_argument, file_of_argument, open_file
-from beam_inference.conversion.planes import Image, choose_volume, nm_of_micrometres
+from beam_inference.conversion.planes import Image, choose_volume
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
     Read,
@@ -26,6 +26,7 @@ from beam_inference.conversion.stored_files import StoredFile, file_identity
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, triple
+from beam_inference.volumes.axes import length_nm
 
 _INFO = "DataSetInfo/Image"
 _LEVEL = "DataSet/ResolutionLevel {}"
@@ -164,12 +165,13 @@ def _extent(group: Any, key: str) -> Zyx:
 
 
 def _physical_extents(info: Any) -> list[float]:
-    """The extents along z, y and x in micrometres; empty where they are not stated."""
+    """The extents along z, y and x in nanometres; empty where they are not stated."""
     try:
-        if _text(info, "Unit").lower() not in ("um", "µm", "micrometer", "micron"):
+        unit_nm = length_nm(_text(info, "Unit").lower())
+        if unit_nm is None:
             return []
         return [
-            float(_text(info, f"ExtMax{axis}")) - float(_text(info, f"ExtMin{axis}"))
+            (float(_text(info, f"ExtMax{axis}")) - float(_text(info, f"ExtMin{axis}"))) * unit_nm
             for axis in (2, 1, 0)
         ]
     except (KeyError, ValueError, TypeError):
@@ -180,8 +182,7 @@ def _voxel_size(extents: list[float], shape: Zyx) -> VoxelSizeNm | None:
     if not extents:
         return None
     return stated_voxel_size(
-        float(f"{nm_of_micrometres(extent) / n:.7g}")
-        for extent, n in zip(extents, shape, strict=True)
+        float(f"{extent / n:.7g}") for extent, n in zip(extents, shape, strict=True)
     )
 
 

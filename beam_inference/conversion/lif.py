@@ -27,9 +27,9 @@ from beam_inference.conversion.protocol import (
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm
+from beam_inference.volumes.axes import length_nm
 
 _AXES = "CSZYX"
-_METRE_NM = 1e9
 
 
 def lif_source(path: str, name: str | None) -> PlaneSource:
@@ -140,11 +140,13 @@ def _check_complete(path: str, image: Any) -> None:
 
 def _voxel_size(image: Any) -> VoxelSizeNm | None:
     """The distance of neighbouring voxels: an axis states that of its first and last voxel."""
-    sizes = {
-        axis: abs(float(values[-1]) - float(values[0])) / (len(values) - 1) * _METRE_NM
-        for axis, values in image.coords.items()
-        if axis in "ZYX" and len(values) > 1
-    }
+    units = {each.label: each.unit for each in getattr(image, "_dimensions", ())}
+    sizes = {}
+    for axis, values in image.coords.items():
+        # Its library takes all lengths for metres, as those are that have no unit.
+        unit_nm = length_nm(units.get(axis, "m"))
+        if axis in "ZYX" and len(values) > 1 and unit_nm is not None:
+            sizes[axis] = abs(float(values[-1]) - float(values[0])) / (len(values) - 1) * unit_nm
     if len(sizes) < 3:
         return None
     return stated_voxel_size(float(f"{sizes[axis]:.7g}") for axis in "ZYX")

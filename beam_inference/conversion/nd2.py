@@ -36,6 +36,9 @@ _MOST_FRAMES = 10**7
 _HEADER_BYTES = 4096 + 24
 """Bytes of the file before the voxels of a frame, from where its chunk begins."""
 
+_TIME_BYTES = 8
+"""Bytes of a chunk's data before the voxels of its frame."""
+
 
 def nd2_source(path: str, name: str | None) -> PlaneSource:
     """A volume of an ``.nd2`` file; with positions or times, "P0", "T0", "P0/T0" and so on.
@@ -105,12 +108,16 @@ def open_nd2(path: str, volume: str) -> ReadPlane:
 
 
 def _voxel_size(file: Any) -> VoxelSizeNm | None:
-    """The voxel size; None where the library does not understand what surrounds it."""
+    """The voxel size; None where there is none, or its library does not understand the metadata."""
     try:
-        size = file.voxel_size()
+        volume = file.metadata.channels[0].volume
     except Exception:  # it interprets dyes and filters on the way
         return None
-    return stated_voxel_size(nm_of_micrometres(each) for each in (size.z, size.y, size.x))
+    # Without a calibration its library says 1 µm.
+    if not all(volume.axesCalibrated) or set(volume.axesInterpretation) != {"distance"}:
+        return None
+    x, y, z = volume.axesCalibration
+    return stated_voxel_size(nm_of_micrometres(each) for each in (z, y, x))
 
 
 def _loops(file: Any) -> dict[str, int]:
@@ -146,18 +153,29 @@ def _check_frames(path: str, file: Any) -> None:
     frame_bytes = 1 if is_packed else int(attributes.widthBytes or 0) * int(attributes.heightPx)
     size = Path(path).stat().st_size
     chunks = file._rdr.chunkmap
-    absent = [
-        number
-        for number in range(count)
-        if _chunk_name(number) not in chunks
-        or not 0 <= chunks[_chunk_name(number)][0] <= size - _HEADER_BYTES - frame_bytes
-    ]
+
+    def is_absent(number: int) -> bool:
+        start, stated = chunks.get(_chunk_name(number), (-1, 0))
+        if not 0 <= start <= size - _HEADER_BYTES - frame_bytes:
+            return True
+        if stated >= _TIME_BYTES + frame_bytes:
+            return False
+        return _data_bytes(path, start) < _TIME_BYTES + frame_bytes
+
+    absent = [number for number in range(count) if is_absent(number)]
     if absent:
         raise VolumeError(
             f"{path} lacks {len(absent)} of its {count} frames, the first is {absent[0]}: the "
             "recording was stopped, or the file was cut off. Copy it again, or save what there is "
             "with NIS-Elements."
         )
+
+
+def _data_bytes(path: str, start: int) -> int:
+    """Bytes of a chunk's data, as the chunk itself says."""
+    with Path(path).open("rb") as file:
+        file.seek(start)
+        return int(np.frombuffer(file.read(16), np.uint64)[1])
 
 
 def _check_unpacked_size(path: str, chunk: tuple[int, int], most: int) -> None:

@@ -179,7 +179,7 @@ def _in_pieces(array: Any, axes: Sequence[int]) -> tuple[Any, list[int]]:
 
 
 def _reshape(array: Any, shape: Sequence[int]) -> Any:
-    return opset13.reshape(array, list(shape), False)
+    return opset13.reshape(array, np.array(shape, np.int64), False)
 
 
 def _axes(node: Any) -> list[int]:

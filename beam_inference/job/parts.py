@@ -25,7 +25,6 @@ from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import AXES, BoundingBox
 from beam_inference.geometry.fill import source_sections
-from beam_inference.geometry.origin import NO_REST
 from beam_inference.geometry.resampling import Resampling
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.resolved_job import ResolvedJob, ResolvedMask
@@ -329,6 +328,7 @@ def describe_preview(config: JobConfig, output: OutputSpec) -> OutputSpec:
     block_shape = zyx.triple(n // k for n, k in zip(output.write_shape, scale, strict=True))
     bounds = output.bounds.coarsen(scale)
     z, y, x = (size * n for size, n in zip(output.voxel_size_nm, scale, strict=True))
+    rest_z, rest_y, rest_x = (part / n for part, n in zip(output.rest, scale, strict=True))
     shards = get_format(output.format).usual_shards(bounds.shape, block_shape)
     return replace(
         output,
@@ -340,7 +340,7 @@ def describe_preview(config: JobConfig, output: OutputSpec) -> OutputSpec:
         encoding="raw",
         shard_shape=shards[0] if shards else None,
         labels=False,
-        rest=NO_REST,
+        rest=(rest_z, rest_y, rest_x),
     )
 
 

@@ -218,15 +218,18 @@ def _check_modes(content: mmap.mmap) -> None:
 def _integer(content: mmap.mmap, start: int, stop: int, name: bytes) -> int:
     """An attribute of a node that is a whole number; 0 where it has none of the name.
 
-    One that a function is given where it is called counts as 1.
+    One that a function is given where it is called counts as 1. Of fields that are there several
+    times, readers take one or another: whatever is not 0 counts.
     """
     for part, parent, _, begin, end in _parts(content, start, stop, _NODE):
-        if part is _ATTRIBUTE and parent is _NODE and _texts(content, begin, end, 1) == [name]:
+        if part is _ATTRIBUTE and parent is _NODE and name in _texts(content, begin, end, 1):
             for number, kind, first, last in _fields(content, begin, end):
-                if number == _INTEGER and kind == _VARINT:
-                    return _varint(content, first, last)[0]
                 if number == _REFERENCE:
                     return 1
+                if number == _INTEGER and kind == _VARINT:
+                    value = _varint(content, first, last)[0]
+                    if value:
+                        return value
     return 0
 
 

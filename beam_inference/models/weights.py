@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from beam_inference.config.fields import Json
-from beam_inference.errors import ModelContractError
+from beam_inference.errors import ModelContractError, PickledCode
 from beam_inference.foreign_text import shorten_value
 from beam_inference.models.archive import is_archive, open_archive
 from beam_inference.models.pickle_bounds import NotFollowed, PickleOutOfBounds
@@ -238,7 +238,7 @@ def load_checkpoint(path: Path, *, allow_pickle: bool, in_place: bool = False) -
             )
     except (pickle.UnpicklingError, NotFollowed) as error:
         if not allow_pickle:
-            raise ModelContractError(
+            raise PickledCode(
                 f"{path} holds more than tensors, and loading it could run any code. Save the "
                 "state dict alone (or as safetensors), or pass --allow_pickle if you trust it. "
                 f"({str(error).splitlines()[0]})"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from beam_inference.config.fields import Json
-from beam_inference.errors import ModelContractError, StateError
+from beam_inference.errors import ModelContractError, PickledCode, StateError
 from beam_inference.foreign_text import describe_error, shorten_value
 from beam_inference.models.tensors import tensor_fault
 from beam_inference.models.weights import load_checkpoint
@@ -71,8 +71,11 @@ def read_checkpoint(path: Path, config: TrainingConfig) -> Json | None:
 
 def describe_damage(path: Path, error: Exception) -> StateError:
     """An error that says that a checkpoint cannot be used, and why."""
-    is_known = isinstance(error, ModelContractError) or type(error) is ValueError
-    reason = str(error) if is_known else describe_error(error)
+    if isinstance(error, PickledCode):
+        reason = "it holds more than tensors, and loading it could run any code"
+    else:
+        is_known = isinstance(error, ModelContractError) or type(error) is ValueError
+        reason = str(error).removesuffix(".") if is_known else describe_error(error)
     return StateError(
         f"{path} is no checkpoint that can be read: {reason}. Remove it to begin anew, or put back "
         "a copy of it."

@@ -214,6 +214,12 @@ def open_labelled_volume(
         )
     mask = None
     if volume.mask is not None:
+        if image.voxel_size_nm is None:
+            raise VolumeError(
+                f"{image.url} does not say its voxel size, so the position of its mask is unknown. "
+                "Write the size into its metadata, or make a volume that says it with "
+                "beam-inference convert --voxel-size."
+            )
         config = volume.mask.model_copy(update={"path": as_url(volume.mask.path), "fill_value": 0})
         mask = open_mask(
             "mask", config, image.voxel_size_nm, image.origin.rest, image_source.storage

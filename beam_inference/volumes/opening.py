@@ -375,8 +375,8 @@ def _kvstore_of(url: str, store: ts.TensorStore) -> KvStore:
 def _take_channels(volume: Volume, channels: Sequence[int]) -> Volume:
     if not channels or max(channels) >= volume.channels:
         raise VolumeError(
-            f"input.channel is {list(channels)}, but {volume.url} has the channels 0 … "
-            f"{volume.channels - 1}"
+            f"the channels {list(channels)} are asked for, but {volume.url} has the channels "
+            f"0 … {volume.channels - 1}"
         )
     store = volume.store[ts.d[0][list(channels)]]
     return replace(volume, store=store, channels=len(channels))

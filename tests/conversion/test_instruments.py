@@ -105,6 +105,15 @@ class TestLif:
         with pytest.raises(VolumeError, match=r"a\.lif"):
             describe_lif(str(tmp_path / "a.lif"), None)
 
+    @pytest.mark.parametrize(
+        ("unit", "unit_nm"), [("µm", 1e3), ("nm", 1.0), ("inch", 2.54e7), ("Ks", None), ("", None)]
+    )
+    def test_units_of_length(self, unit, unit_nm, frames, tmp_path):
+        content = lif_bytes({"a": frames[:1]}, unit=unit, unit_nm=unit_nm or 1.0)
+        (tmp_path / "a.lif").write_bytes(content)
+        found = describe_lif(str(tmp_path / "a.lif"), None).info.voxel_size_nm
+        assert found == (None if unit_nm is None else pytest.approx(SIZE))
+
     def test_other_files_are_not_followed(self, frames, tmp_path):
         outside = tmp_path / "outside.lif"
         outside.write_bytes(lif_bytes({"secret": frames[:1]}))
@@ -133,6 +142,22 @@ class TestNd2:
         (tmp_path / "a.nd2").write_bytes(content.replace(b"ImageDataSeq|1!", b"ImageDataSeq|9!"))
         with pytest.raises(VolumeError, match="lacks 1 of its 3 frames, the first is 1"):
             describe_nd2(str(tmp_path / "a.nd2"), None)
+
+    def test_a_frame_shorter_than_is_stated_is_not_read_on_into_the_next(self, frames, tmp_path):
+        row = frames.shape[-1] * frames.shape[1] * frames.itemsize
+        for more in (0, 2 * frames.itemsize):
+            content = nd2_bytes(frames[:1].swapaxes(1, 2), row_bytes=row + more)
+            (tmp_path / "a.nd2").write_bytes(content)
+            if more:
+                with pytest.raises(VolumeError, match="lacks 3 of its 3 frames, the first is 0"):
+                    describe_nd2(str(tmp_path / "a.nd2"), None)
+            else:
+                assert_holds(describe_nd2(str(tmp_path / "a.nd2"), None), frames[0], SIZE)
+
+    def test_without_a_calibration_there_is_no_voxel_size(self, frames, tmp_path):
+        content = nd2_bytes(frames[:1].swapaxes(1, 2), (0.3, 1, 1), is_calibrated=False)
+        (tmp_path / "a.nd2").write_bytes(content)
+        assert describe_nd2(str(tmp_path / "a.nd2"), None).info.voxel_size_nm is None
 
     def test_a_frame_that_unpacks_to_more(self, frames, tmp_path):
         wide = np.zeros((1, 1, 1, 40, 1000), np.uint16)
@@ -165,6 +190,15 @@ class TestIms:
         write_ims(tmp_path / "a.ims", frames)
         with pytest.raises((VolumeError, ConfigError), match=message):
             source_of(tmp_path / "a.ims", name, scale)
+
+    @pytest.mark.parametrize(
+        ("unit", "size"),
+        [("nm", (300, 100, 100)), ("mm", (3e-4, 1e-4, 1e-4)), ("furlong", (1, 1, 1))],
+    )
+    def test_units_of_length(self, unit, size, frames, tmp_path):
+        write_ims(tmp_path / "a.ims", frames[:1], size, unit=unit)
+        found = source_of(tmp_path / "a.ims").info.voxel_size_nm
+        assert found == (None if unit == "furlong" else pytest.approx(SIZE))
 
     @pytest.mark.slow
     def test_hdf5_of_another_kind(self, tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import toy_networks
+import yaml
 from helpers import job_values, read_volume, toy, write_job, write_volume
 
 from beam_inference import predict
@@ -80,6 +81,41 @@ def test_a_mesh_gives_the_same_output(tmp_path, source):
     plain = State(f"file://{tmp_path / 'plain'}/_beam_inference").load_job()
     assert "partition" not in plain.engine
     assert len(fingerprints | {plain.fingerprint}) == 3
+
+
+HEADS = """
+import torch
+
+class Heads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv3d(1, 2, 3, padding=1)
+
+    def forward(self, batch):
+        answer = self.layer(batch)
+        return {"one": answer[:, :1], "two": answer.tanh()}
+
+def make():
+    torch.manual_seed(3)
+    return Heads()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_divided_network_may_have_several_heads(tmp_path, source):
+    (tmp_path / "heads.py").write_text(HEADS)
+    heads = [{"key": "one", "channels": 1}, {"key": "two", "channels": 2}]
+    found = []
+    for name, partition in {"plain": [1, 1, 1], "divided": [1, 2, 1]}.items():
+        values = yaml.safe_load(job(tmp_path, source, name, partition=partition).read_text())
+        values["model"] = {"path": f"{tmp_path}/heads.py:make", "normalize": "unit", "heads": heads}
+        values["output"]["head"] = "one"
+        values["outputs"] = {"second": {"path": str(tmp_path / f"{name}_two"), "head": "two"}}
+        assert main(["run", str(write_job(tmp_path / f"{name}.yaml", values))]) == 0
+        found.append([read_volume(tmp_path / name), read_volume(tmp_path / f"{name}_two")])
+    for plain, divided in zip(*found, strict=True):
+        np.testing.assert_allclose(divided, plain, rtol=0, atol=1e-5)
 
 
 FICKLE = """

@@ -115,6 +115,15 @@ def test_operations(mode, variance, axes, shape):
             np.testing.assert_allclose(found, before, rtol=1e-5, atol=1e-5)
 
 
+def test_a_mean_of_all_values_has_no_axes():
+    array = np.random.default_rng(0).random((2, 3, 4, 5), np.float32)
+    parameter = opset13.parameter(array.shape, np.float32)
+    mean = opset13.reduce_mean(parameter, opset13.constant([0, 1, 2, 3]))
+    written = replace_long_sums(openvino.Model([opset13.subtract(parameter, mean)], [parameter]))
+    [found] = openvino.compile_model(written, "CPU")(array).values()
+    np.testing.assert_allclose(found, array - array.mean(), rtol=1e-5, atol=1e-6)
+
+
 def test_what_it_cannot_know_stays():
     """Unknown shapes, axes that are inputs, and means of other dtypes than float32."""
     unknown = opset13.parameter([-1, 2, -1], np.float32)

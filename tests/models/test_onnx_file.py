@@ -222,6 +222,18 @@ def test_batch_normalisation_that_trains_is_refused(tmp_path):
                 check_model(network_of(nodes), tmp_path)
 
 
+def test_a_field_that_is_there_twice_hides_nothing(tmp_path):
+    """Protobuf takes the last one; here a text becomes a second name."""
+    node = onnx.helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y"], zz=1)
+    node.attribute[0].doc_string = "training_mode"
+    content = network_of([node]).SerializeToString()
+    content = content.replace(b"\x6a\x0dtraining_mode", b"\x0a\x0dtraining_mode")
+    assert onnx.ModelProto.FromString(content).graph.node[0].attribute[0].name == "training_mode"
+    (tmp_path / "net.onnx").write_bytes(content)
+    with pytest.raises(ModelContractError, match="BatchNormalization in training mode"):
+        check_self_contained(tmp_path / "net.onnx")
+
+
 def mode(*, value, raw=True):
     tensor = onnx.helper.make_tensor("mode", 9, [], [value])
     array = onnx.numpy_helper.to_array(tensor)

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import zarr
 from helpers import write_volume
 
 from beam_inference.config.volumes import Mask
@@ -229,6 +230,13 @@ def test_what_cannot_be_sampled_is_refused(tmp_path, volumes):
         SampleStream([LabelledVolume(str(tmp_path / "fine"), volumes[0].labels)], PATCH)
     with pytest.raises(VolumeError, match="no volume at"):
         SampleStream([LabelledVolume(str(tmp_path / "none"), volumes[0].labels)], PATCH)
+
+
+def test_a_mask_beside_a_volume_without_a_voxel_size_is_refused(tmp_path, volumes):
+    zarr.save_array(tmp_path / "image", np.zeros(SHAPE, np.uint8))
+    mask = Mask(path=volumes[0].labels)
+    with pytest.raises(VolumeError, match="image does not say its voxel size.*convert --voxel"):
+        SampleStream([LabelledVolume(str(tmp_path / "image"), volumes[0].labels, mask)], PATCH)
 
 
 def test_a_mask_that_keeps_nothing_is_told(tmp_path, volumes):

@@ -72,6 +72,23 @@ def test_a_part_of_a_volume_with_an_offset_has_a_preview_there(tmp_path, source)
     assert np.abs(volume.read(volume.bounds) - wanted).max() <= 0.6
 
 
+def test_a_preview_begins_where_its_output_does(tmp_path):
+    """Also where that is between voxels, as after resampling; OME-Zarr keeps it."""
+    array = np.random.default_rng(0).integers(0, 200, (24, 32, 32), np.uint8)
+    write_volume(tmp_path / "in", array, (2, 0, 0), voxel_size_nm=(8.0, 8.0, 8.0))
+    sections = {"input": {"resample": {"voxel_size_nm": [24, 8, 8]}}}
+    preview = {"scale": [1, 2, 2], "value_range": [0, 200]}
+    output = {"format": "ome_zarr"}
+    values = values_of(
+        tmp_path / "in", tmp_path / "out", preview=preview, output=output, **sections
+    )
+    do_job(values, tmp_path)
+    for name in ("out", "out_preview"):
+        volume = open_volume(f"file://{tmp_path}/{name}")
+        begin = volume.bounds.start[0] + volume.origin.rest[0]
+        assert begin * volume.voxel_size_nm[0] == pytest.approx(16), name
+
+
 @pytest.mark.parametrize("way", WAYS[:2])
 def test_verify_knows_of_it(tmp_path, source, way, capsys):
     values = values_of(source, tmp_path / "out", way)

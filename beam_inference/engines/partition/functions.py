@@ -460,8 +460,10 @@ FUNCTIONS: Mapping[Function, Function] = {
         for name in _ATTRIBUTES.split()
     },
     **{
-        each: _attribute(each) for each in _named((torch.Tensor,), "__repr__ dim is_floating_point")
+        each: _attribute(each)
+        for each in _named((torch.Tensor,), "__repr__ dim is_complex is_floating_point")
     },
+    torch.is_complex: _attribute(torch.is_complex),
     torch.is_floating_point: _attribute(torch.is_floating_point),
     torch.Tensor.shape.__get__: _shape,  # type: ignore[attr-defined]
     torch.Tensor.size: _size,
