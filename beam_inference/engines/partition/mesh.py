@@ -193,6 +193,30 @@ class _Fetch(torch.autograd.Function):
         return gradient, None
 
 
+class _Connect(torch.autograd.Function):
+    """A tensor as it is; backward it also leads to another one, whose gradient is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, values: Tensor) -> Tensor:
+        ctx.shape = values.shape
+        return result.clone()  # networks may change no view of it in place
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients[0], gradients[0].new_zeros(ctx.shape)
+
+
+def connect(result: Tensor, values: Tensor) -> Tensor:
+    """What is made of values without being computed from them: gradients pass back, as zeros.
+
+    All members must take part in the backward pass of each exchange before.
+    """
+    if not needs_gradient(values):
+        return result
+    connected: Tensor = _Connect.apply(result, values)  # type: ignore[no-untyped-call]
+    return connected
+
+
 def needs_gradient(values: Tensor) -> bool:
     """Whether a gradient is to pass through what is made of these values."""
     return torch.is_grad_enabled() and values.requires_grad
@@ -217,10 +241,12 @@ def assemble(pieces: Sequence[Piece], box: Box, fill: float = 0) -> Tensor:
     if all(a <= c and d <= b for (a, b), (c, d) in zip(own.box, box, strict=True)):
         return _part(own.values, box, own.box)
     whole = own.values.new_full((*own.values.shape[:2], *box_shape(box)), fill)
+    is_filled = True
     for piece in pieces:
         if common := intersect(piece.box, box):
             _part(whole, common, box).copy_(_part(piece.values, common, piece.box))
-    return whole
+            is_filled = False
+    return connect(whole, own.values) if is_filled else whole
 
 
 class _AddUp(torch.autograd.Function):

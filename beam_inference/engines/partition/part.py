@@ -15,6 +15,7 @@ from beam_inference.engines.partition.mesh import (
     Mesh,
     add_up,
     assemble,
+    connect,
     fetch,
     plan_fetch,
 )
@@ -91,9 +92,9 @@ def gather_box(part: Part, needs: Sequence[Box], fill: float = 0) -> Tensor:
 
 
 def connect_empty(values: Tensor, shape: Sequence[int], channels: int | None = None) -> Tensor:
-    """An empty tensor through which gradients pass back: all members must take part in that."""
-    result = values.new_zeros((values.shape[0], channels or values.shape[1], *shape))
-    return result + 0 * values.sum() if values.requires_grad else result
+    """An empty tensor through which gradients pass back."""
+    empty = values.new_zeros((values.shape[0], channels or values.shape[1], *shape))
+    return connect(empty, values)
 
 
 def divide_alike(part: Part, division: Division, *, broadcasts: bool = False) -> Tensor:

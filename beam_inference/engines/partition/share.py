@@ -54,7 +54,9 @@ class Share(Tensor):
     @property
     def part(self) -> Part:
         """What is held."""
-        return Part(self.as_subclass(Tensor), self.division, self.mesh, self.cut_from)
+        with torch._C.DisableTorchFunctionSubclass():  # it sets attributes, after a change in place
+            values = self.as_subclass(Tensor)
+        return Part(values, self.division, self.mesh, self.cut_from)
 
     @classmethod
     def __torch_function__(

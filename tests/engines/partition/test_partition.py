@@ -205,6 +205,9 @@ def layers_of(names, channels):
         "same": lambda: nn.Conv3d(channels, channels, (1, 5, 3), padding="same"),
         "strided": lambda: nn.Conv3d(channels, channels, 3, stride=2, padding=1),
         "strided_far": lambda: nn.Conv3d(channels, channels, 2, stride=(1, 3, 2), padding=1),
+        "strided_over_padding": lambda: nn.Conv3d(
+            channels, channels, (3, 3, 1), stride=(1, 1, 2), padding=1
+        ),
         "dilated": lambda: nn.Conv3d(channels, channels, 3, padding=3, dilation=3),
         "grouped": lambda: nn.Conv3d(channels, channels, 3, padding=1, groups=channels),
         "reflect": lambda: nn.Conv3d(channels, channels, 3, padding=1, padding_mode="replicate"),
@@ -495,6 +498,39 @@ def test_one_voxel_stands_for_all_of_an_axis(members, shape, combine):
     batch = torch.randn(2, 1, 6, 8, 10)
     check_answers(members(shape), network, batch)
     check_gradients(members(shape), network, batch)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda x, y: y.add_(x),
+        lambda x, y: y.mul_(2),
+        lambda x, y: functional.relu(y, inplace=True),
+        lambda x, y: y[..., 1:].mul_(x[..., 1:]),
+    ],
+)
+def test_the_answer_may_be_changed_in_place_last(members, end):
+    class Ends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv3d(1, 1, 3, padding=1)
+
+        def forward(self, x):
+            return end(x, self.layer(x))
+
+    batch = torch.randn(1, 1, 4, 6, 8)
+    check_answers(members((1, 1, 2)), Ends(), batch)
+    check_gradients(members((1, 1, 2)), Ends(), batch)
+
+
+@pytest.mark.parametrize("further", [[], [nn.Conv3d(4, 4, 3, padding=1)]])
+def test_a_share_may_be_made_of_padding_alone(members, further):
+    """Backward such a member takes part in the exchanges of the layers before all the same."""
+    edge = nn.Conv3d(4, 4, (3, 3, 1), stride=(1, 1, 2), padding=1)
+    network = enlarge(nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), edge, *further))
+    batch = torch.randn(1, 1, 4, 4, 4)
+    check_answers(members((1, 1, 3)), network, batch)
+    check_gradients(members((1, 1, 3)), network, batch)
 
 
 def is_changed_after(make):
