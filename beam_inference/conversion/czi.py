@@ -319,10 +319,10 @@ def _decode(data: bytes, tile: _Tile) -> Voxels:
     dtype = _dtype(entry)
     nbytes = math.prod(shape) * dtype.itemsize
     compression = entry.compression
-    if compression == _JPEG:
-        voxels = codecs.jpeg8_decode(data)
-    elif compression == _JPEG_XR:
-        voxels = codecs.jpegxr_decode(data)
+    if compression in (_JPEG, _JPEG_XR):
+        decode = codecs.jpeg8_decode if compression == _JPEG else codecs.jpegxr_decode
+        # Given an array, it refuses a picture of another extent before it allocates any.
+        voxels = decode(data, out=np.empty(shape[:2] if shape[2] == 1 else shape, dtype))
     else:
         if compression == _LZW:
             data = codecs.lzw_decode(data, out=nbytes)

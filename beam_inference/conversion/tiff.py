@@ -67,6 +67,7 @@ _PALETTE = 3
 _WHITE_IS_ZERO = 0
 _BLACK_IS_ZERO = 1
 _RGB = 2
+_YCBCR = 6
 _SEPARATE = 2
 _CHANNEL_AXES = "CS"
 _LOSSES = (
@@ -130,6 +131,9 @@ _STORED_AS = (
 
 _PICTURES = _JPEG | {33003, 33004, 33005, 34712, 34933}
 """Compressions by which a strip is a picture: JPEG, JPEG 2000, PNG."""
+
+_OTHER_PICTURES = frozenset({22610, 34887, 34934, 50001, 50002, 52546})
+"""Compressions by which a strip is a picture of another kind: JPEG XR, LERC, WebP, JPEG XL."""
 
 OME_DTYPES = frozenset(
     {"uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"}
@@ -276,6 +280,11 @@ def _notes(page: Any, tiff: Any, image: Any) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _is_decoded_to_rgb(page: Any) -> bool:
+    """Whether tifffile makes red, green and blue of a page, as of slides' JPEG."""
+    return page.photometric == _YCBCR and page.compression in _JPEG and not page.extrasamples
+
+
 def _meaning_notes(page: Any) -> tuple[str, ...]:
     """What the values of a page mean where they are no grey values, row by row from the top."""
     notes = []
@@ -283,7 +292,7 @@ def _meaning_notes(page: Any) -> tuple[str, ...]:
         notes.append(COLOURS_LOST)
     if page.photometric == _WHITE_IS_ZERO:
         notes.append("its values are as stored, of which 0 is white")
-    elif page.photometric not in (_PALETTE, _BLACK_IS_ZERO, _RGB):
+    elif page.photometric not in (_PALETTE, _BLACK_IS_ZERO, _RGB) and not _is_decoded_to_rgb(page):
         notes.append(f"its values are those of the colour space {page.photometric!s}")
     orientation = page.tags.valueof(ORIENTATION, default=1)
     return (*notes, *orientation_notes(orientation))
@@ -741,8 +750,41 @@ def _segment(page: Any, index: int, data: bytes) -> Voxels:
         tables = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
         shared = page.jpegtables or b""  # a picture of their own, with a beginning and an end
         check_jpeg(shared[:-2] + data[2:] if shared else data)
+    if page.keyframe.compression in _OTHER_PICTURES:
+        return _decode_picture(page.keyframe, index, data)
     segment: Voxels = page.keyframe.decode(data, index, **tables)[0][0]
     return segment
+
+
+def _decode_picture(page: Any, index: int, data: bytes) -> Voxels:
+    """Decode a strip or tile that is a picture: (y, x, channels).
+
+    Its codec is given an array, and refuses a picture of another extent before it allocates any.
+
+    Raises:
+        ValueError: it is of another extent or dtype.
+    """
+    import tifffile
+
+    if page.predictor != _NO_PREDICTOR:
+        raise ValueError("its pictures have a predictor, which is not defined for them")
+    decode = tifffile.TIFF.DECOMPRESSORS[page.compression]
+    length, width = _segment_shape(page)
+    samples = 1 if page.planarconfig == _SEPARATE else int(page.samplesperpixel)
+    rows = ceil_div(page.imagelength, length)
+    left = length if page.is_tiled else page.imagelength - index % rows * length
+    for height in dict.fromkeys((min(length, left), length)):  # the last strip may be a whole one
+        shape = (height, width) if samples == 1 else (height, width, samples)
+        try:
+            picture: Voxels = decode(data, out=np.empty(shape, page.dtype.newbyteorder("=")))
+        except ValueError as error:
+            refusal = error
+        else:
+            return picture.reshape(height, width, samples)
+    raise ValueError(
+        f"a strip or tile of {length} × {width} holds a picture of another extent or dtype "
+        f"({refusal})"
+    )
 
 
 def _check_plain_tile(page: Any, data: bytes) -> None:

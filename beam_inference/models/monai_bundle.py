@@ -28,7 +28,7 @@ from beam_inference.models.monai_config import (
     read_metadata,
 )
 from beam_inference.models.monai_steps import Preparation, finish, prepare
-from beam_inference.models.package_files import ForeignModel, local_file, parse_foreign
+from beam_inference.models.package_files import ForeignModel, is_file, local_file, parse_foreign
 from beam_inference.models.packages import (
     Folds,
     NotCompared,
@@ -190,7 +190,7 @@ class _Bundle:
 
     def _weight_cautions(self) -> list[str]:
         loaded = [each for each in self.config.checkpoints() if not self.weights.endswith(each)]
-        if not loaded or not (self.root / "models" / loaded[0]).is_file():
+        if not loaded or not is_file(self.root / "models" / loaded[0]):
             return []
         return [
             f"{CONFIGS[0]} loads models/{loaded[0]}, and {self.weights} is taken here, which is "

@@ -6,6 +6,7 @@ import hashlib
 import io
 import shutil
 import tempfile
+import tokenize
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.resources.abc import Traversable
@@ -92,8 +93,16 @@ def read_json(file: Traversable) -> Json:
     return _as_mapping(values, file, "JSON object")
 
 
+def is_file(file: Traversable) -> bool:
+    """Whether there is a file, also of a name that is too long for the file system."""
+    try:
+        return file.is_file()
+    except OSError:
+        return False
+
+
 def _read_text(file: Traversable) -> bytes:
-    if not file.is_file():
+    if not is_file(file):
         raise ModelContractError(
             f"{file} is no file: it is a folder, a pipe or the like, or absent"
         )
@@ -172,8 +181,8 @@ def read_array(file: Traversable) -> NDArray[Any]:
         if len(content) > _LARGEST_ARRAY:
             raise ModelContractError(f"{file} is larger than {_LARGEST_ARRAY:,} bytes")
         array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    # its header may promise more than there is memory, whatever follows
-    except (OSError, MemoryError, *ZIP_ERRORS) as error:
+    # its header may promise more than there is memory, whatever follows, or be no Python
+    except (OSError, MemoryError, tokenize.TokenError, *ZIP_ERRORS) as error:
         raise ModelContractError(f"{file} is no array of NumPy: {error}") from None
     return array
 
@@ -199,7 +208,7 @@ def find_file(root: Traversable, name: str, key: str) -> Traversable:
     file = root
     for part in parts:
         file = file / part
-    if not file.is_file():
+    if not is_file(file):
         raise ModelContractError(f"{root}: {key} names {name}, and there is no such file")
     return file
 

@@ -3,8 +3,10 @@
 import re
 import struct
 import sys
+from types import SimpleNamespace
 
 import h5py
+import imagecodecs
 import numpy as np
 import pytest
 from instrument_files import (
@@ -18,6 +20,7 @@ from instrument_files import (
 )
 from source_volumes import assert_holds, random_array, source_of
 
+from beam_inference.conversion import czi
 from beam_inference.conversion.czi import describe_czi
 from beam_inference.conversion.dicom import dicom_series
 from beam_inference.conversion.lif import describe_lif
@@ -75,6 +78,21 @@ class TestCzi:
         source = describe_czi(str(tmp_path / "a.czi"), None)
         with pytest.raises(PermanentReadError, match=r"cannot read plane \d of .*a\.czi"):
             source.open()(source.info.bounds)
+
+    @pytest.mark.parametrize("samples", [1, 3])
+    @pytest.mark.parametrize(("compression", "codec"), [(1, "jpeg8"), (4, "jpegxr")])
+    def test_tiles_that_are_pictures(self, compression, codec, samples):
+        """One of another extent than the file states is refused before it is decoded."""
+        encode = getattr(imagecodecs, f"{codec}_encode")
+        colours = (samples,) if samples > 1 else ()
+        picture = np.full((24, 20, *colours), 77, np.uint8)
+        entry = SimpleNamespace(compression=compression, dtype=np.dtype(("u1", colours)))
+        found = czi._decode(encode(picture), czi._Tile(entry, {}, (24, 20)))
+        assert found.shape == (samples, 24, 20)
+        assert np.abs(found.astype(int) - 77).max() <= 2
+        content = encode(np.zeros((600, 900, *colours), np.uint8))
+        with pytest.raises(ValueError, match=r"invalid out\.shape"):
+            czi._decode(content, czi._Tile(entry, {}, (24, 20)))
 
     def test_a_file_that_is_not_complete(self, tmp_path):
         content = bytearray(LIBCZI.read_bytes())

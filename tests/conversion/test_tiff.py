@@ -8,6 +8,7 @@ import tifffile
 
 from beam_inference.conversion.tiff import tiff_source
 from beam_inference.errors import PermanentReadError, VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
 
 IMAGE = np.arange(3 * 40 * 50, dtype="u2").reshape(3, 40, 50)
 
@@ -172,3 +173,37 @@ def test_a_strip_of_jpeg_that_was_cut_off(tmp_path, part):
     source = tiff_source(str(path), None)
     with pytest.raises(PermanentReadError, match="it is damaged: (Corrupt|Premature)"):
         source.open()(source.info.bounds)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("cut", [{"tile": (16, 32)}, {"rowsperstrip": 20}])
+@pytest.mark.parametrize("compression", ["jpegxl", "jpegxr", "lerc", "webp"])
+def test_strips_and_tiles_that_are_pictures(tmp_path, compression, cut, samples):
+    pytest.importorskip("imagecodecs")
+    if compression == "webp" and samples == 1:
+        return  # it knows colours only
+    colours = (samples,) if samples > 1 else ()
+    image = np.random.default_rng(0).integers(0, 255, (2, 50, 70, *colours), np.uint8)
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        image,
+        photometric="rgb" if colours else "minisblack",
+        compression=compression,
+        compressionargs={"lossless": True} if compression == "webp" else None,
+        **cut,
+    )
+    source = tiff_source(str(tmp_path / "a.tif"), None)
+    expected = np.moveaxis(image, -1, 0) if colours else image[None]
+    read = source.open()
+    np.testing.assert_array_equal(read(source.info.bounds), expected)
+    box = BoundingBox((1, 13, 30), (2, 45, 69))
+    np.testing.assert_array_equal(read(box), expected[:, 1:2, 13:45, 30:69])
+
+
+@pytest.mark.parametrize(("compression", "is_told"), [("jpeg", False), (None, True)])
+def test_colours_that_the_decoder_makes_red_green_and_blue(tmp_path, compression, is_told):
+    pytest.importorskip("imagecodecs")
+    image = np.full((32, 32, 3), (200, 30, 90), np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", image, photometric="ycbcr", compression=compression)
+    source = tiff_source(str(tmp_path / "a.tif"), None)
+    assert any("colour space" in note for note in source.info.notes) == is_told

@@ -295,7 +295,7 @@ def test_an_offset_that_a_format_does_not_hold(tmp_path, refused, name, start):
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("compression", ["jpeg", "png", "jpeg2000"])
+@pytest.mark.parametrize("compression", ["jpeg", "png", "jpeg2000", "jpegxl", "jpegxr", "lerc"])
 def test_a_strip_of_tiff_that_holds_a_larger_picture(tmp_path, capsys, compression):
     imagecodecs = pytest.importorskip("imagecodecs")
     plane = (ARRAY[0] >> 8).astype(np.uint8)
@@ -310,7 +310,9 @@ def test_a_strip_of_tiff_that_holds_a_larger_picture(tmp_path, capsys, compressi
     with (tmp_path / "a.tif").open("ab") as file:
         file.write(large)
     assert main(["convert", str(tmp_path / "a.tif"), f"{tmp_path}/a.npy", *COMMAND]) in (1, 2)
-    assert "holds a picture of 3000 × 3000" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "holds a picture of" in told
+    assert "3000" in told
 
 
 def test_a_volume_in_a_zip_file_is_not_read(tmp_path, refused):

@@ -166,6 +166,15 @@ def test_a_file_that_is_longer_than_the_disk(server, monkeypatch):
         fetch_repository(f"hf://{NAME}")
 
 
+def test_files_are_not_left_to_xet(server):
+    """A program of its own would ask the servers that an answer names, without our bounds."""
+    link = f'<{server.url}/xet-auth>; rel="xet-auth"'
+    server.headers = {"X-Xet-Hash": "0" * 64, "Link": link}
+    folder = fetch_repository(f"hf://{NAME}")
+    assert (folder / "model.ts").read_bytes() == server.commits[SECOND]["model.ts"]
+    assert not [path for path in server.requests if "xet" in path]
+
+
 def test_a_listing_that_never_ends(server, monkeypatch):
     monkeypatch.setattr("beam_inference.models.hub_client.LISTING_SECONDS", -1)
     with pytest.raises(ModelContractError, match="for more than|takes more than"):

@@ -14,7 +14,7 @@ from beam_inference.config.job import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.models.hashes import NetworkFiles, model_sha256
 from beam_inference.models.loading import load_network
-from beam_inference.models.package_files import local_file, read_json
+from beam_inference.models.package_files import find_file, local_file, read_array, read_json
 from beam_inference.models.packages import open_package
 
 pytest.importorskip("dynamic_network_architectures")
@@ -189,3 +189,16 @@ def test_a_file_of_a_folder_is_not_copied(tmp_path):
     folder, _ = made.make_folder(tmp_path / "model")
     with open_package(folder) as package, local_file(package.root / "plans.json") as path:
         assert path == folder / "plans.json"
+
+
+def test_a_name_that_no_file_can_have(tmp_path):
+    with pytest.raises(ModelContractError, match="weights names a*, and there is no such file"):
+        find_file(tmp_path, "a" * 300, "weights")
+
+
+def test_an_array_whose_header_is_no_python(tmp_path):
+    header = b"{'descr': (\n"
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(ModelContractError, match="is no array of NumPy"):
+        read_array(tmp_path / "a.npy")
