@@ -12,6 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
+from beam_inference.conversion.picture_headers import stated_extent
 from beam_inference.conversion.protocol import (
     INSTRUMENTS,
     Placement,
@@ -96,6 +98,7 @@ class _Slice:
         position: of the first voxel in space, in millimetres; None where it is not stated.
         number: of the instance in its series.
         scaling: the slope and the intercept that make the values of the stored ones.
+        is_packed: whether its pixels are, as JPEG or the like.
     """
 
     file: StoredFile
@@ -108,6 +111,7 @@ class _Slice:
     position: tuple[float, ...] | None
     number: int
     scaling: tuple[float, float]
+    is_packed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class DicomSeries:
             and generations.
         stored_dtype: name of the dtype of the stored values.
         scalings: slope and intercept of each slice; empty where values are those stored.
+        is_packed: whether the pixels of some are packed, as JPEG or the like.
         info: its extent, dtype, and so on.
     """
 
@@ -127,6 +132,7 @@ class DicomSeries:
     files_hash: str
     stored_dtype: str
     scalings: tuple[tuple[float, float], ...]
+    is_packed: bool
     info: SourceInfo
 
     @property
@@ -197,6 +203,9 @@ class DicomSeries:
         """
         pydicom = import_library("pydicom.pixels", "DICOM", INSTRUMENTS)
         try:
+            if self.is_packed:
+                with open(stream, "rb") if isinstance(stream, str) else nullcontext(stream) as own:
+                    _check_packed_frame(own, frame)
             array = pydicom.pixel_array(stream, index=frame)
             if array.dtype.newbyteorder("=").name != self.stored_dtype:
                 raise ValueError(f"it holds {array.dtype}, expected {self.stored_dtype}")
@@ -363,6 +372,46 @@ def _check_no_picture(file: StoredFile, header: Any) -> None:
         )
 
 
+def _is_packed(header: Any) -> bool:
+    """Whether the pixels of a file are packed, as JPEG or the like."""
+    pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
+    syntax = pydicom.uid.UID(header.file_meta.get("TransferSyntaxUID", ""))
+    return bool(syntax.is_transfer_syntax and syntax.is_compressed)
+
+
+def _check_packed_frame(file: BinaryIO, frame: int) -> None:
+    """Refuse a frame that is a picture of another extent, before all of that is decoded.
+
+    Args:
+        file: the file, which is read from its begin, and left where it was.
+        frame: number of the frame.
+
+    Raises:
+        ValueError: it is one.
+    """
+    pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
+    encapsulated = import_library("pydicom.encaps", "DICOM", INSTRUMENTS)
+    place = file.tell()
+    file.seek(0)
+    header = pydicom.dcmread(file, stop_before_pixels=True)
+    if _is_packed(header):
+        file.seek(_EXPLICIT_HEAD, io.SEEK_CUR)
+        offsets = header.get("ExtendedOffsetTable"), header.get("ExtendedOffsetTableLengths")
+        content = encapsulated.get_frame(
+            file,
+            frame,
+            extended_offsets=None if None in offsets else offsets,
+            number_of_frames=int(header.get("NumberOfFrames") or 1),
+        )
+        extent = stated_extent(content)
+        rows, columns = int(header.Rows), int(header.Columns)
+        if extent is not None and (extent.height, extent.width) != (rows, columns):
+            raise ValueError(
+                f"a frame of {rows} × {columns} holds a picture of {extent.height} × {extent.width}"
+            )
+    file.seek(place)
+
+
 def _pixel_bytes(file: StoredFile, header: Any, stream: BinaryIO) -> int | None:
     """Bytes of the pixels, which come next in a file; None where they are packed, or floats.
 
@@ -370,7 +419,7 @@ def _pixel_bytes(file: StoredFile, header: Any, stream: BinaryIO) -> int | None:
     """
     pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
     syntax = pydicom.uid.UID(header.file_meta.get("TransferSyntaxUID", ""))
-    if not syntax.is_transfer_syntax or syntax.is_compressed:
+    if not syntax.is_transfer_syntax or _is_packed(header):
         return None
     is_implicit, is_little = header.original_encoding
     order = "<" if is_little else ">"
@@ -485,6 +534,7 @@ def _describe_frame(
         position=position,
         number=int(header.get("InstanceNumber", 0) or 0),
         scaling=(slope, intercept),
+        is_packed=_is_packed(header),
     )
 
 
@@ -604,6 +654,7 @@ def _make_series(pattern: str, slices: Sequence[_Slice]) -> DicomSeries:
         files_hash=_hash_of_files(frames),
         stored_dtype=first.kind[3],
         scalings=scalings if is_scaled else (),
+        is_packed=any(each.is_packed for each in ordered),
         info=info,
     )
     start = info.bounds.start

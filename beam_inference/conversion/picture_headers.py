@@ -10,8 +10,8 @@ from beam_inference.volumes.block_headers import PNG_SIGNATURE
 _JPEG2000 = b"\xff\x4f\xff\x51"
 """Begin of a code stream, and of its size."""
 
-_JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-"""Markers that begin a frame: those that define tables and the like are not."""
+_JPEG_FRAMES = frozenset({*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC})
+"""Markers that begin a frame, also of JPEG-LS: those that define tables and the like do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Extent:
 
 
 def stated_extent(content: bytes) -> Extent | None:
-    """The extent of a PNG, a JPEG or a JPEG 2000; None of anything else, or where none is stated.
+    """The extent of a PNG, a JPEG, a JPEG-LS or a JPEG 2000; None where none is stated.
 
-    By the specifications: PNG (ISO 15948), the chunk IHDR; JPEG (ITU T.81), the frame header; JPEG
-    2000 (ITU T.800), the marker SIZ.
+    By the specifications: PNG (ISO 15948), the chunk IHDR; JPEG (ITU T.81) and JPEG-LS
+    (ITU T.87), the frame header; JPEG 2000 (ITU T.800), the marker SIZ.
     """
     if content.startswith(PNG_SIGNATURE) and len(content) >= 24:
         width, height = struct.unpack_from(">II", content, 16)

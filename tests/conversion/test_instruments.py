@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import h5py
 import imagecodecs
 import numpy as np
+import pydicom
 import pytest
 from instrument_files import (
     LIBCZI,
@@ -18,6 +19,7 @@ from instrument_files import (
     write_ims,
     write_svs,
 )
+from pydicom.encaps import encapsulate
 from source_volumes import assert_holds, random_array, source_of
 
 from beam_inference.conversion import czi
@@ -269,6 +271,37 @@ class TestDicom:
         array = random_array("uint8", (2, 3, 3))
         write_dicom(tmp_path / "ct", array)
         assert_holds(source_of(tmp_path / "ct"), array, (2e6, 5e5, 5e5))
+
+    @pytest.mark.parametrize("frames_in_file", [1, 3])
+    @pytest.mark.parametrize(("codec", "syntax"), [("jpeg8", ".50"), ("jpeg2k", ".90")])
+    def test_pictures(self, codec, syntax, frames_in_file, tmp_path):
+        """One of another extent than the file states is refused before it is decoded."""
+        encode = getattr(imagecodecs, f"{codec}_encode")
+        keys = {"codecformat": "j2k"} if codec == "jpeg2k" else {"level": 95}
+
+        def write(folder, *pictures):
+            write_dicom(tmp_path / folder, np.zeros((3, 20, 30), np.uint8))
+            paths = sorted((tmp_path / folder).iterdir())
+            kept = paths[: 3 // frames_in_file]
+            for path in set(paths) - set(kept):
+                path.unlink()
+            for path in kept:
+                data = pydicom.dcmread(path)
+                data.PixelData = encapsulate(list(pictures), has_bot=False)
+                data["PixelData"].VR = "OB"
+                data.NumberOfFrames = len(pictures)
+                data.file_meta.TransferSyntaxUID = f"1.2.840.10008.1.2.4{syntax}"
+                data.save_as(path)
+            return dicom_series(str(tmp_path / folder), None)
+
+        pictures = [encode(np.full((20, 30), 7 * z, np.uint8), **keys) for z in range(1, 4)]
+        source = write("sound", *pictures[:frames_in_file])
+        found = source.open()(source.info.bounds)
+        expected = [7, 14, 21] if frames_in_file == 3 else [7, 7, 7]
+        assert np.abs(found[0].mean((1, 2)) - expected).max() < 0.5
+        large = encode(np.zeros((600, 900), np.uint8), **keys)
+        with pytest.raises(VolumeError, match="20 × 30 holds a picture of 600 × 900"):
+            write("large", *[large] * frames_in_file)
 
     def test_several_series_are_chosen_by_number(self, frames, tmp_path):
         for number in (1, 2):
