@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,6 +67,18 @@ def parse_address(path: str) -> Repository:
     return Repository(match["repository"], match["revision"])
 
 
+@contextmanager
+def _without_its_log() -> Iterator[None]:
+    """Keep the library from writing addresses, with all their credentials, to the terminal."""
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 @cache
 def fetch_repository(path: str) -> Path:
     """The local folder of a repository at its revision; it is fetched unless it was before.
@@ -91,13 +105,14 @@ def fetch_repository(path: str) -> Path:
         cache = Path(constants.HF_HUB_CACHE)
         cache.mkdir(parents=True, exist_ok=True)
         bound_answers(cache)
-        folder = snapshot_download(
-            repository.name,
-            revision=repository.revision,
-            cache_dir=cache,
-            allow_patterns=_FILES,
-            endpoint=os.environ.get("HF_ENDPOINT"),
-        )
+        with _without_its_log():
+            folder = snapshot_download(
+                repository.name,
+                revision=repository.revision,
+                cache_dir=cache,
+                allow_patterns=_FILES,
+                endpoint=os.environ.get("HF_ENDPOINT"),
+            )
     except Exception as error:  # of the library, or of the connection
         reason = str(error) if isinstance(error, ModelContractError) else describe_error(error)
         raise ModelContractError(

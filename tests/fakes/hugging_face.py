@@ -19,6 +19,7 @@ class RepositoryServer(ThreadingHTTPServer):
         requests: paths.
         headers: sent with files in place of the right ones; one that is empty is left out.
         description: put into what is said of a commit.
+        redirects: where files are said to lie instead, by their names.
     """
 
     def __init__(self, name: str, commits: Commits) -> None:
@@ -28,6 +29,7 @@ class RepositoryServer(ThreadingHTTPServer):
         self.requests: list[str] = []
         self.headers: dict[str, str] = {}
         self.description: dict[str, object] = {}
+        self.redirects: dict[str, str] = {}
 
     @property
     def url(self) -> str:
@@ -66,6 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
             if commit is not None and content is not None:
                 etag = hashlib.sha256(content).hexdigest()
                 headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit} | self.server.headers
+                if address := self.server.redirects.get(file):
+                    headers |= {"Location": address, "X-Linked-Etag": headers["ETag"]}
+                    headers |= {"X-Linked-Size": str(len(content))}
         elif path.startswith(f"api/models/{name}/"):
             kind, _, revision = path.removeprefix(f"api/models/{name}/").partition("/")
             commit = self.server.find_commit(revision)
@@ -87,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         ]
 
     def _send(self, content: bytes | None, headers: Mapping[str, str], *, with_body: bool) -> None:
-        self.send_response(404 if content is None else 200)
+        self.send_response(404 if content is None else 302 if "Location" in headers else 200)
         if content is None:
             headers = {"X-Error-Code": "RepoNotFound"}
         for key, value in {"Content-Length": str(len(content or b"")), **headers}.items():

@@ -175,6 +175,17 @@ def test_files_are_not_left_to_xet(server):
     assert not [path for path in server.requests if "xet" in path]
 
 
+def test_addresses_are_told_without_their_credentials(server, capfd, caplog):
+    """Not by the library either, which has a handler of its own for its log."""
+    address = "http://user:PASSWORD@127.0.0.1:9/x?X-Amz-Signature=SIGNATURE"
+    server.redirects = {"model.ts": address}
+    with pytest.raises(ModelContractError, match="cannot be fetched") as refusal:
+        fetch_repository(f"hf://{NAME}")
+    told = f"{refusal.value}{capfd.readouterr()}{caplog.text}"
+    assert "PASSWORD" not in told
+    assert "SIGNATURE" not in told
+
+
 def test_a_listing_that_never_ends(server, monkeypatch):
     monkeypatch.setattr("beam_inference.models.hub_client.LISTING_SECONDS", -1)
     with pytest.raises(ModelContractError, match="for more than|takes more than"):
