@@ -80,6 +80,8 @@ def _find_faults(path: Path, sharding: Sharding, most: int, size: int) -> Iterat
         yield f"is a shard with an index of {first:,} bytes, more than {_MOST_BYTES:,}"
     if number >= sharding.shards:
         yield f"is a shard of a number that its metadata, with {sharding.shards} shards, know not"
+    if size == 0:  # TensorStore takes it for one without blocks
+        yield "is an empty file, where a shard has at least its index"
     if size < first:
         return
     extents = [np.empty((0, 2), np.int64)]

@@ -335,6 +335,11 @@ class Volume:
             ) from None
         except (ValueError, OSError) as error:
             message = f"cannot write {box} of {self.url}: {one_line(error)}"
+            if "Existing shard" in message:  # of which only a part is written, at a border
+                message += (
+                    ". A shard that lies there already is damaged, as by a cut or an incomplete "
+                    "copy: remove this file; all of it is written anew"
+                )
             if is_transient(error):
                 raise TransientWriteError(message) from error
             raise WorkerFault(message) from error

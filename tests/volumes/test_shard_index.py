@@ -122,6 +122,17 @@ def test_a_shard_that_changes_later_is_noticed_when_it_is_read(tmp_path):
         volume.read(volume.bounds)
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("length", [0, 8, 16, -20])
+def test_a_shard_that_was_cut_off_is_not_zeros(tmp_path, length, is_open):
+    write(tmp_path)
+    volume = open_volume(f"file://{tmp_path}")
+    shard = max((tmp_path / "s0").iterdir(), key=lambda path: path.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:length])
+    with pytest.raises((VolumeError, PermanentReadError), match="shard"):
+        volume.read(volume.bounds) if is_open else read(tmp_path)
+
+
 def test_a_list_that_unpacks_to_anything_is_not_unpacked_further(tmp_path):
     write(tmp_path, data_encoding="raw")
     shard = tmp_path / "s0" / "0.shard"
