@@ -121,16 +121,16 @@ class Distance(_TargetConfig):
     def compute(self, labels: AnyArray, valid: NDArray[np.bool_]) -> Target:
         """Compute the target of labels (Z, Y, X) that count where ``valid``.
 
-        The distance is to the nearest voxel with another label beside it. It is known only where
-        nothing nearer can lie outside of the patch, or where labels do not count.
+        The distance is to the nearest voxel with another label beside it. It is known only where no
+        nearer voxel may be such a one: at the patch's edge, and beside labels that do not count,
+        nobody can tell.
         """
         edges = Boundaries(unlabelled=self.unlabelled).compute(labels, valid)
         counts = self._known(labels, valid)
         to_edge = _distance_to(edges.values[0] > 0, self.voxel_size_nm)
-        outside = np.pad(~counts, 1, constant_values=True)
-        to_unknown = _distance_to(outside, self.voxel_size_nm)[1:-1, 1:-1, 1:-1]
+        to_unknown = _distance_to(~edges.known[0], self.voxel_size_nm)
         nearest = np.tanh(to_edge / self.scale_nm) * (labels != 0)
-        known = counts & ((to_edge < to_unknown) | (labels == 0))
+        known = counts & ((to_edge <= to_unknown) | (labels == 0))
         return Target(nearest[None].astype(np.float32), known[None])
 
 

@@ -204,7 +204,7 @@ class _Trainer:
             self._parallel = DistributedDataParallel(self._parallel)
         self._average = None
         if config.ema is not None:
-            average = get_ema_multi_avg_fn(config.ema)  # type: ignore[no-untyped-call]
+            average = _averaging(config.ema)
             self._average = AveragedModel(self._network, multi_avg_fn=average, use_buffers=True)
         self._optimizer = _make_optimizer(config, self._network)
         is_scaled = config.precision == "float16"
@@ -622,6 +622,26 @@ def _device(config: TrainingConfig) -> torch.device:
         raise ConfigError("device is cuda, but PyTorch finds no GPU here; write cpu or auto")
     has_gpu = config.device != "cpu" and torch.cuda.is_available()
     return torch.device("cuda" if has_gpu else "cpu")
+
+
+_Tensors = tuple[Tensor, ...] | list[Tensor]
+
+
+def _averaging(decay: float) -> Callable[[_Tensors, _Tensors, Any], None]:
+    """An exponential moving average, in which values stay that are equal already.
+
+    Of two that are minus infinity, as in a mask, PyTorch's would be NaN.
+    """
+    average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+
+    def update(averages: _Tensors, values: _Tensors, count: Any) -> None:
+        infinite = [n for n, value in enumerate(averages) if value.isinf().any()]
+        kept = {n: averages[n].clone() for n in infinite}
+        average(averages, values, count)
+        for n, before in kept.items():
+            averages[n].copy_(torch.where(before == values[n], before, averages[n]))
+
+    return update
 
 
 def _make_optimizer(config: TrainingConfig, network: nn.Module) -> torch.optim.Optimizer:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from scipy import ndimage
 
 from beam_inference.config.job import Channel
 from beam_inference.engines.augmented import symmetries
@@ -91,6 +92,31 @@ def test_distances_are_in_nanometres_and_known_where_nothing_nearer_is_hidden():
     np.testing.assert_allclose(target.values[0, 10, 10, :10], expected, rtol=1e-6)
     assert target.known[0, 10, 10].tolist() == [False] * 5 + [True] * 16
     assert not target.values[0, :, :, 10:].any()
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(1.0, 1.0, 1.0), (40.0, 8.0, 8.0), (5.0, 9.0, 2.0)]),
+    st.booleans(),
+)
+def test_known_distances_are_those_of_the_whole_volume(seed, size, has_gaps):
+    """Of an object's volume cut to a patch, as of all of it."""
+    random = np.random.default_rng(seed)
+    points = random.integers(0, 20, (9, 3))
+    places = np.stack(np.indices((20, 20, 20)), -1)
+    nearest = np.linalg.norm(places[..., None, :] - points, axis=-1).argmin(-1)
+    labels = nearest % 8  # one of them is 0
+    valid = random.random(labels.shape) > 0.01 * has_gaps
+    target = Distance(voxel_size_nm=size, scale_nm=2 * max(size))
+    everywhere = np.ones(labels.shape, bool)
+    edges = Boundaries().compute(labels, everywhere).values[0] > 0
+    to_edge = ndimage.distance_transform_edt(~edges, sampling=size)
+    truth = np.tanh(to_edge / target.scale_nm) * (labels != 0)
+    patch = (slice(3, 13), slice(2, 17), slice(4, 16))
+    found = target.compute(labels[patch], valid[patch])
+    known = found.known[0]
+    np.testing.assert_allclose(found.values[0][known], truth[patch][known], rtol=0, atol=1e-6)
+    assert known.any()
 
 
 def test_classes_beyond_the_count_are_unknown():

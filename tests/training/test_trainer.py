@@ -636,6 +636,10 @@ def test_constants_that_are_not_finite_are_kept(folder, one_thread):
     train(parse_training(values(steps=2, **same), folder))
     train(parse_training(values(steps=4, **same), folder))
     assert torch.isinf(weights(folder, "more")["mask"][1])
+    train(parse_training(values(steps=4, ema=0.9, network=network, output="average"), folder))
+    averaged = weights(folder, "average")
+    assert averaged["mask"].tolist() == [0.0, -np.inf]
+    assert all(value.isfinite().all() for name, value in averaged.items() if name != "mask")
 
 
 def test_a_training_that_diverges_keeps_the_checkpoint_before(folder, one_thread):
