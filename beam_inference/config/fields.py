@@ -33,6 +33,7 @@ _LONGEST_NAME = 255
 
 
 Integer = Annotated[int, Strict(), Field(ge=-FARTHEST, le=FARTHEST)]
+Label = Annotated[int, Strict(), Field(ge=-(2**63), le=2**64 - 1)]
 
 
 Count = Annotated[int, Strict(), Field(gt=0, le=FARTHEST)]

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from scipy import ndimage
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.fields import Count, Integer, Model, Point, Range, VoxelSize
+from beam_inference.config.fields import Count, Label, Model, Point, Range, VoxelSize
 from beam_inference.config.job import Channel
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.training.symmetry import pair_slices
@@ -36,7 +36,7 @@ class Target:
 
 
 class _TargetConfig(Model):
-    unlabelled: Integer | None = Field(
+    unlabelled: Label | None = Field(
         None, description="the label of voxels of which nothing is known"
     )
 

@@ -119,6 +119,17 @@ def test_known_distances_are_those_of_the_whole_volume(seed, size, has_gaps):
     assert known.any()
 
 
+@pytest.mark.parametrize("unlabelled", [2**64 - 1, 2**63, -1])
+@pytest.mark.parametrize("dtype", [np.uint64, np.int64, np.uint8])
+def test_any_label_may_be_the_one_of_what_is_unknown(unlabelled, dtype):
+    labels = np.ones((3, 3, 3), dtype)
+    info = np.iinfo(dtype)
+    is_label = info.min <= unlabelled <= info.max
+    labels[1, 1, 1] = unlabelled if is_label else 2
+    found = Classes(count=3, unlabelled=unlabelled).compute(labels, np.ones(labels.shape, bool))
+    assert found.known[0, 1, 1, 1] == (not is_label)
+
+
 def test_classes_beyond_the_count_are_unknown():
     labels = np.array([0, 1, 2, 7])[None, None]
     target = Classes(count=3, unlabelled=1).compute(labels, np.ones(labels.shape, bool))
