@@ -23,7 +23,7 @@ import numpy as np
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
-from beam_inference.conversion.picture_headers import stated_extent
+from beam_inference.conversion.picture_headers import Extent, stated_extent
 from beam_inference.conversion.protocol import (
     INSTRUMENTS,
     Placement,
@@ -396,20 +396,27 @@ def _check_packed_frame(file: BinaryIO, frame: int) -> None:
     header = pydicom.dcmread(file, stop_before_pixels=True)
     if _is_packed(header):
         file.seek(_EXPLICIT_HEAD, io.SEEK_CUR)
-        offsets = header.get("ExtendedOffsetTable"), header.get("ExtendedOffsetTableLengths")
         content = encapsulated.get_frame(
             file,
             frame,
-            extended_offsets=None if None in offsets else offsets,
+            extended_offsets=_extended_offsets(header),
             number_of_frames=int(header.get("NumberOfFrames") or 1),
         )
         extent = stated_extent(content)
-        rows, columns = int(header.Rows), int(header.Columns)
-        if extent is not None and (extent.height, extent.width) != (rows, columns):
+        stated = Extent(int(header.Rows), int(header.Columns))
+        if extent is not None and extent != stated:
             raise ValueError(
-                f"a frame of {rows} × {columns} holds a picture of {extent.height} × {extent.width}"
+                f"a frame of {stated.height} × {stated.width} holds a picture of {extent.height} × "
+                f"{extent.width}"
             )
     file.seek(place)
+
+
+def _extended_offsets(header: Any) -> tuple[bytes, bytes] | None:
+    """Where frames begin, and how long they are, where a header states it."""
+    if "ExtendedOffsetTable" not in header or "ExtendedOffsetTableLengths" not in header:
+        return None
+    return header.ExtendedOffsetTable, header.ExtendedOffsetTableLengths
 
 
 def _pixel_bytes(file: StoredFile, header: Any, stream: BinaryIO) -> int | None:
