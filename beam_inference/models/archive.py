@@ -107,6 +107,8 @@ def open_packed(path: Path) -> Iterator[zipfile.Path]:
     Raises:
         ModelContractError: it is no zip file, damaged, encrypted, or unpacks into too much.
     """
+    if not path.is_file():  # nor a link to a device, which has no end
+        raise ModelContractError(f"{path} is no zip file, but a pipe or the like, or absent")
     try:
         archive = zipfile.ZipFile(path)
     except (OSError, *ZIP_ERRORS) as error:

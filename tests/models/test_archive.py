@@ -1,6 +1,7 @@
 """Zip archives of networks are judged by their directory, before anything of them is unpacked."""
 
 import io
+import os
 import random
 import struct
 import zipfile
@@ -203,3 +204,14 @@ def test_a_torn_zip_file_is_told(tmp_path):
         check_packed(path)
     with pytest.raises(ModelContractError, match="is no zip file"):
         check_packed(tmp_path / "absent.zip")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link"])
+def test_a_zip_file_that_is_none_is_not_waited_for(tmp_path, kind):
+    path = tmp_path / "a.zip"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "absent")
+    with pytest.raises(ModelContractError, match="is no zip file"), open_packed(path):
+        pass

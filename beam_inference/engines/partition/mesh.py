@@ -35,6 +35,8 @@ class Mesh:
         meshes: number of meshes that train together, with equal shares of each batch.
         everybody: the process group of the members of all of them; None if there is one mesh.
         layers: names of the modules that are computing now, the outermost first: for messages.
+        has_gradients: whether gradients are kept of what is computed now.
+        refusal: of an operation that a network called past the functions of PyTorch.
     """
 
     shape: tuple[int, int, int]
@@ -43,6 +45,8 @@ class Mesh:
     meshes: int = 1
     everybody: Any = None
     layers: list[str] = field(default_factory=list)
+    has_gradients: bool = False
+    refusal: Exception | None = None
 
     @property
     def size(self) -> int:

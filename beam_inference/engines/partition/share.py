@@ -4,7 +4,9 @@ Why a subclass of Tensor, and neither exchanged modules nor a traced graph: netw
 beside modules (``cat``, ``+``, ``interpolate`` to another array's size), which an exchange of
 modules does not see; and a graph of ``torch.fx`` cannot hold networks whose Python code decides by
 shapes. PyTorch asks a subclass about every function that it is given to, modules' own among them.
-A function that is not known to be right on parts is refused, by its name and the module's.
+A function that is not known to be right on parts is refused, by its name and the module's. So is
+what PyTorch does not ask about: TorchScript and the like meet a tensor without values, which
+refuses each operation.
 """
 
 from __future__ import annotations
@@ -22,15 +24,14 @@ from beam_inference.engines.partition.functions import FUNCTIONS
 from beam_inference.engines.partition.mesh import Mesh
 from beam_inference.engines.partition.part import Part
 from beam_inference.errors import ModelContractError
-from beam_inference.geometry.shares import Division, box_shape, divide, slices_in
+from beam_inference.geometry.shares import box_shape, divide, slices_in
 
 
 class Share(Tensor):
     """One member's part of a patch; ``shape`` is the whole patch's."""
 
-    division: Division
-    mesh: Mesh
-    cut_from: tuple[int, ...] | None
+    part: Part
+    """What is held."""
 
     @staticmethod
     def of(part: Part) -> Share:
@@ -45,18 +46,11 @@ class Share(Tensor):
             raise ModelContractError(
                 f"a share of {list(found)} voxels, where one of {list(box_shape(part.box))} belongs"
             )
-        share = part.values.as_subclass(Share)
-        share.division = part.division
-        share.mesh = part.mesh
-        share.cut_from = part.cut_from
+        share: Share = torch.Tensor._make_wrapper_subclass(
+            Share, part.shape, dtype=part.values.dtype, device=part.values.device
+        )
+        share.part = part
         return share
-
-    @property
-    def part(self) -> Part:
-        """What is held."""
-        with torch._C.DisableTorchFunctionSubclass():  # it sets attributes, after a change in place
-            values = self.as_subclass(Tensor)
-        return Part(values, self.division, self.mesh, self.cut_from)
 
     @classmethod
     def __torch_function__(
@@ -69,9 +63,13 @@ class Share(Tensor):
         """Run a function of PyTorch on parts."""
         named = {_SYNONYMS.get(name, name): each for name, each in (kwargs or {}).items()}
         with torch._C.DisableTorchFunctionSubclass():
+            mesh = _mesh_of([*args, *named.values()])
+            if torch.is_grad_enabled() != mesh.has_gradients:
+                # Within an autograd.Function, a gradient would be another one without a word.
+                raise _refusal(mesh, f"gradients are switched in {name_of_function(func)}")
             run = FUNCTIONS.get(func)
             if run is None:
-                raise _refusal(_mesh_of([*args, *named.values()]), name_of_function(func))
+                raise _refusal(mesh, name_of_function(func))
             parts = [_unwrap(each) for each in args]
             try:
                 _check_arguments(func, run, args, named)
@@ -80,7 +78,20 @@ class Share(Tensor):
                     return args[0]
                 return _wrap(result)
             except ModelContractError as error:
-                raise _refusal(_mesh_of([*args, *named.values()]), str(error)) from None
+                raise _refusal(mesh, str(error)) from None
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override] # PyTorch states it without the function
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Refuse an operation that was not asked for as a function of PyTorch."""
+        mesh = _mesh_of([*args, *(kwargs or {}).values()])
+        mesh.refusal = _refusal(mesh, f"{func}, in TorchScript or the like")
+        raise mesh.refusal
 
 
 _SYNONYMS = {"axis": "dim", "keepdims": "keepdim"}
@@ -140,11 +151,11 @@ def _wrap(value: Any) -> Any:
 def _mesh_of(values: Sequence[Any]) -> Mesh:
     for value in values:
         if isinstance(value, Share):
-            return value.mesh
+            return value.part.mesh
         if isinstance(value, (list, tuple)):
             for each in value:
                 if isinstance(each, Share):
-                    return each.mesh
+                    return each.part.mesh
     raise TypeError("no share among the arguments")
 
 
@@ -170,6 +181,8 @@ def name_layers(network: nn.Module, mesh: Mesh) -> list[RemovableHandle]:
     """
     hooks = []
     for name, module in network.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # it takes no hooks
         title = f"{name or 'the network'} ({type(module).__name__})"
 
         def enter(_module: nn.Module, _inputs: Any, title: str = title) -> None:
@@ -202,7 +215,14 @@ def run_divided(
         ModelContractError: a layer cannot be divided, or the answer is not one array in space.
     """
     mesh.layers.clear()
-    answer = network(Share.of(Part(values, divide(shape, mesh.shape), mesh)))
+    mesh.has_gradients = torch.is_grad_enabled()
+    mesh.refusal = None
+    try:
+        answer = network(Share.of(Part(values, divide(shape, mesh.shape), mesh)))
+    except Exception:
+        if mesh.refusal is None:
+            raise
+        raise mesh.refusal from None  # TorchScript makes another error of it
     if not isinstance(answer, Share):
         raise ModelContractError(
             "partition: the network's answer must be one array (batch, channels, z, y, x), divided "

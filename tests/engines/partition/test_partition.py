@@ -1,5 +1,6 @@
 """Test that networks divided over a mesh answer, and learn, as they do undivided."""
 
+import warnings
 from contextlib import suppress
 from threading import Lock
 
@@ -629,6 +630,78 @@ class _NoGroup:
                 return tensors
 
         return Done()
+
+
+def gate(x: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(x.mean([2, 3, 4], True))
+
+
+def change(x: torch.Tensor) -> torch.Tensor:
+    return x.relu_()
+
+
+with warnings.catch_warnings(action="ignore"):
+    scripted_gate = torch.jit.script(gate)
+    scripted_change = torch.jit.script(change)
+    scripted_module = torch.jit.script(nn.Sequential(nn.Conv3d(1, 1, 1), nn.Sigmoid()))
+
+
+class Gated(nn.Module):
+    """A module with a child of TorchScript."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = scripted_module
+
+    def forward(self, x):
+        return x * self.gate(x)
+
+
+class Smoothed(torch.autograd.Function):
+    """A function with a gradient of its own, which looks at neighbours."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return functional.avg_pool3d(gradient, 3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Beside(lambda y: y * scripted_gate(y)),
+        Beside(lambda y: (scripted_change(y), y)[1]),
+        Beside(lambda y: (scripted_change(y[..., 1:]), y)[1]),
+        Beside(
+            lambda y: y * torch.vmap(lambda each: each.mean().sigmoid())(y)[:, None, None, None]
+        ),
+        Beside(lambda y: y * torch.tensor(y).mean()),
+        Beside(lambda y: y * torch.Tensor._make_subclass(torch.Tensor, y).mean()),
+        Gated(),
+    ],
+)
+def test_what_pytorch_does_not_ask_about_is_refused(network):
+    """TorchScript and the like would take a member's part for the whole patch."""
+    mesh = Mesh((1, 1, 1), 0, _NoGroup())
+    for hooks in ([], name_layers(network, mesh)):
+        with (
+            warnings.catch_warnings(action="ignore"),
+            pytest.raises(ModelContractError, match="cannot be divided"),
+        ):
+            run_divided(network, torch.randn(1, 1, 4, 4, 4), (4, 4, 4), mesh)
+        for hook in hooks:
+            hook.remove()
+
+
+def test_gradients_of_a_function_s_own_are_refused_and_its_answer_is_right(members):
+    network = Beside(Smoothed.apply)
+    batch = 5 * torch.randn(1, 1, 4, 6, 8)
+    check_answers(members((1, 1, 2)), network, batch)
+    with pytest.raises(ModelContractError, match="gradients are switched in round"):
+        train(members((1, 1, 2)), network, batch, torch.ones(1, 2, 4, 6, 8))
 
 
 def test_answers_are_joined_in_place(members):
