@@ -56,10 +56,6 @@ class Pack:
         return values if self.mesh.size == 1 else self.mesh.add_up(values)
 
 
-_NO_VALUES = torch.empty(0, device="meta")
-"""What code finds that takes a pack for its memory, past the functions of PyTorch: it fails."""
-
-
 class Packed(Tensor):
     """Arrays (N, C, Z, Y, X) of several shapes that a network takes for one tensor."""
 
@@ -69,7 +65,7 @@ class Packed(Tensor):
     @staticmethod
     def of(arrays: Sequence[Tensor], pack: Pack) -> Packed:
         """The pack of some arrays, at least one."""
-        packed = _NO_VALUES.as_subclass(Packed)
+        packed: Packed = torch.Tensor._make_wrapper_subclass(Packed, (0,), dtype=arrays[0].dtype)
         packed.arrays = tuple(arrays)
         packed.pack = pack
         return packed
@@ -106,6 +102,19 @@ class Packed(Tensor):
                 for k in range(len(packed.arrays))
             ]
             return _join(results, packed.pack)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override] # PyTorch states it without the function
+        cls,
+        func: Function,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Refuse an operation that was not asked for as a function of PyTorch."""
+        pack = next(_packs_among([*args, *(kwargs or {}).values()])).pack
+        pack.mesh.refusal = _refusal(pack, f"{func}, in TorchScript or the like")
+        raise pack.mesh.refusal
 
 
 _RUNNING = "instance_norm with track_running_stats, in training"
@@ -354,7 +363,8 @@ def run_packed(network: nn.Module, arrays: Sequence[Tensor], pack: Pack) -> list
         with _RefuseStatistics():
             return [network(each) for each in arrays]
     pack.mesh.layers.clear()
-    answer = network(Packed.of(arrays, pack))
+    with pack.mesh.refusing():
+        answer = network(Packed.of(arrays, pack))
     if not isinstance(answer, Packed):
         raise ModelContractError(
             f"the network returned a {type(answer).__name__}; expected one tensor of logits"

@@ -1,6 +1,7 @@
 """Arrays of several shapes in one batch: each as alone, with the statistics of all of them."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -177,6 +178,21 @@ def test_running_statistics_of_samples_are_refused(others):
     with pytest.raises(ModelContractError, match="instance_norm with track_running_stats"):
         run_packed(network, random_arrays(), alone())
     run_packed(network.eval(), random_arrays(), alone())
+
+
+def gate(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x.mean([2, 3, 4], True))
+
+
+with warnings.catch_warnings(action="ignore"):
+    scripted_gate = torch.jit.script(gate)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_pytorch_does_not_ask_about_is_refused(count):
+    """Of one array, too: TorchScript took a pack without values for an array of its shape."""
+    with pytest.raises(ModelContractError, match="cannot take them together"):
+        run_packed(Refused(scripted_gate), random_arrays()[:count], alone())
 
 
 class Refused(nn.Module):

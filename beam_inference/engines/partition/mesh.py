@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +61,17 @@ class Mesh:
         rest, x = divmod(self.rank, width)
         z, y = divmod(rest, height)
         return z, y, x
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Raise the refusal of an operation, of which TorchScript makes another error."""
+        self.refusal = None
+        try:
+            yield
+        except Exception:
+            if self.refusal is None:
+                raise
+            raise self.refusal from None
 
     def exchange(
         self, sends: Sequence[Addressed], receives: Sequence[Addressed]

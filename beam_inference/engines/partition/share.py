@@ -216,13 +216,8 @@ def run_divided(
     """
     mesh.layers.clear()
     mesh.has_gradients = torch.is_grad_enabled()
-    mesh.refusal = None
-    try:
+    with mesh.refusing():
         answer = network(Share.of(Part(values, divide(shape, mesh.shape), mesh)))
-    except Exception:
-        if mesh.refusal is None:
-            raise
-        raise mesh.refusal from None  # TorchScript makes another error of it
     if not isinstance(answer, Share):
         raise ModelContractError(
             "partition: the network's answer must be one array (batch, channels, z, y, x), divided "
