@@ -151,6 +151,14 @@ class SliceStack:
         most = 2 * self.info.itemsize * math.prod(self.info.bounds.shape[1:]) + _HEADER_BYTES
         content = file.read_whole(most)
         with temporary_file(content, f"slice{_suffix(path)}") as copy, errors_of_copy(copy, path):
+            header = _format_of(path).read_header(copy)
+            expected = (self.info.channels, *self.info.bounds.shape[1:], self.info.dtype)
+            # Some servers state nothing by which a change is seen.
+            if (header.channels, header.height, header.width, header.dtype) != expected:
+                raise PermanentReadError(
+                    f"{path} is another picture than when its header was read: its channels, "
+                    f"height, width and dtype were {expected}. It was changed"
+                )
             return read(copy, window)
 
 

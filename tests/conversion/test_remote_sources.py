@@ -412,6 +412,22 @@ def test_slices_on_a_web_server_are_named_by_a_range_or_a_list(kind):
         assert set(web.answers) == {f"/em/s{z:03d}.{kind}" for z in (5, 6, 7)}
 
 
+@pytest.mark.parametrize("kind", ["png", "tiff"])
+@pytest.mark.parametrize("shape", [(20, 31), (21, 30), (20, 29), (10, 30)])
+def test_a_slice_that_became_another_picture_is_refused(kind, shape):
+    """Also where what a server states does not change with it."""
+    files = slices_of(random_array("uint8", (3, 20, 30)), kind)
+    served = {f"/em/{name}": content for name, content in files.items()}
+    with WebFiles(served) as web:
+        source = source_of(f"{web.url}/em/s{{0..2}}.{kind}")
+        read = source.open()
+        read(source.info.bounds)
+        other = slices_of(random_array("uint8", (1, *shape)), kind)
+        served[f"/em/s1.{kind}"] = other[f"s0.{kind}"]
+        with pytest.raises(PermanentReadError, match="is another picture than when its header"):
+            read(source.info.bounds)
+
+
 def test_slices_that_are_not_there_are_refused_or_told():
     array = random_array("uint8", (9, 20, 30))
     files = slices_of(array, "png")
