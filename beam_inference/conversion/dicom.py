@@ -81,6 +81,15 @@ _PIXEL_DATA = (0x7FE0, 0x0010)
 _EXPLICIT_HEAD = 12
 """Bytes before its content, where they state its kind."""
 
+_RUN_LENGTHS = "1.2.840.10008.1.2.5"
+"""The transfer syntax whose frames are packed as runs of equal bytes."""
+
+_MOST_OF_RUNS = 64
+"""Bytes that a byte of run lengths unpacks to, at most."""
+
+_PICTURE_BEGINS = (b"\xff\xd8", b"\xff\x4f")
+"""Begins of JPEG and JPEG-LS, and of JPEG 2000."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
@@ -351,6 +360,8 @@ def _read_header(file: StoredFile) -> list[_Slice]:
             _check_no_picture(file, header)
             return []
         slices = _describe(file, header)
+        if _is_packed(header):
+            _check_packed_count(file, header, stream, len(slices))
         _check_pixel_bytes(file, header, _pixel_bytes(file, header, stream), len(slices))
         return slices
 
@@ -379,6 +390,39 @@ def _is_packed(header: Any) -> bool:
     return bool(syntax.is_transfer_syntax and syntax.is_compressed)
 
 
+def _check_packed_count(file: StoredFile, header: Any, stream: BinaryIO, frames: int) -> None:
+    """Refuse a file that holds more packed frames than its header states.
+
+    Raises:
+        VolumeError: it does.
+    """
+    encapsulated = import_library("pydicom.encaps", "DICOM", INSTRUMENTS)
+    place = stream.tell()
+    stream.seek(_EXPLICIT_HEAD, io.SEEK_CUR)
+    found = len(encapsulated.parse_basic_offsets(stream))
+    extended = _extended_offsets(header)
+    if not found and extended is not None:
+        found = len(extended[0]) // 8
+    if not found:
+        _, items = encapsulated.parse_fragments(stream)
+        found = sum(_begins_frame(stream, item, header) for item in items)
+    stream.seek(place)
+    if found > frames:
+        raise VolumeError(
+            f"{file} holds {found} frames, and its header states {frames}: it is damaged. Copy or "
+            "save it again."
+        )
+
+
+def _begins_frame(stream: BinaryIO, item: int, header: Any) -> bool:
+    """Whether an item of packed pixels begins a frame; others go on with the one before.
+
+    Each frame of run lengths is one item.
+    """
+    stream.seek(item + 8)
+    return header.file_meta.TransferSyntaxUID == _RUN_LENGTHS or stream.read(2) in _PICTURE_BEGINS
+
+
 def _check_packed_frame(file: BinaryIO, frame: int) -> None:
     """Refuse a frame that is a picture of another extent, before all of that is decoded.
 
@@ -403,6 +447,13 @@ def _check_packed_frame(file: BinaryIO, frame: int) -> None:
             number_of_frames=int(header.get("NumberOfFrames") or 1),
         )
         extent = stated_extent(content)
+        values = int(header.Rows) * int(header.Columns) * int(header.get("SamplesPerPixel", 1))
+        needed = values * int(header.BitsAllocated) // 8
+        is_of_runs = header.file_meta.TransferSyntaxUID == _RUN_LENGTHS
+        if is_of_runs and needed > _MOST_OF_RUNS * len(content):
+            raise ValueError(
+                f"a frame of {needed:,} bytes cannot be unpacked from {len(content):,}"
+            )
         stated = Extent(int(header.Rows), int(header.Columns))
         if extent is not None and extent != stated:
             raise ValueError(

@@ -303,6 +303,45 @@ class TestDicom:
         with pytest.raises(VolumeError, match="20 × 30 holds a picture of 600 × 900"):
             write("large", *[large] * frames_in_file)
 
+    @pytest.mark.parametrize("has_bot", [True, False])
+    @pytest.mark.parametrize(("codec", "syntax"), [("jpeg8", ".4.50"), ("rle", ".5")])
+    def test_more_frames_than_are_stated(self, codec, syntax, has_bot, tmp_path):
+        planes = np.random.default_rng(0).integers(0, 255, (5, 20, 30), np.uint8)
+
+        def write(folder, frames, **stated):
+            write_dicom(tmp_path / folder, planes[:1])
+            (path,) = (tmp_path / folder).iterdir()
+            data = pydicom.dcmread(path)
+            data.NumberOfFrames = len(frames)
+            for key, value in stated.items():
+                setattr(data, key, value)
+            data.PixelData = encapsulate(frames, has_bot=has_bot)
+            data["PixelData"].VR = "OB"
+            data.file_meta.TransferSyntaxUID = f"1.2.840.10008.1.2{syntax}"
+            data.save_as(path)
+            return dicom_series(str(tmp_path / folder), None)
+
+        def pack(plane):
+            if codec == "jpeg8":
+                return imagecodecs.jpeg8_encode(plane, level=98)
+            runs = b"".join(bytes([29]) + row.tobytes() for row in plane)
+            return struct.pack("<16I", 1, 64, *[0] * 14) + runs
+
+        frames = [pack(plane) for plane in planes]
+        source = write("sound", frames)
+        found = source.open()(source.info.bounds)[0]
+        assert np.abs(found.astype(int) - planes).max() <= (0 if codec == "rle" else 40)
+        for stated in (1, 4):
+            if stated == 1 and not has_bot and codec != "rle":
+                continue  # one frame may be in several items
+            with pytest.raises(
+                VolumeError, match=f"holds 5 frames, and its header states {stated}"
+            ):
+                write(f"more{stated}", frames, NumberOfFrames=stated)
+        if codec == "rle":
+            with pytest.raises(VolumeError, match="a frame of .* cannot be unpacked from"):
+                write("large", frames, Rows=30000, Columns=30000)
+
     def test_several_series_are_chosen_by_number(self, frames, tmp_path):
         for number in (1, 2):
             write_dicom(tmp_path / "ct", frames[0, number - 1], series=number)
