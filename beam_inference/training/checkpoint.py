@@ -48,8 +48,13 @@ class Metrics:
     validation: list[tuple[int, float]] = field(default_factory=list)
 
 
-def read_checkpoint(path: Path, config: TrainingConfig) -> Json | None:
+def read_checkpoint(path: Path, config: TrainingConfig, source: str) -> Json | None:
     """Read the checkpoint of an earlier launch of a training, if there is one.
+
+    Args:
+        path: its file.
+        config: the training.
+        source: hash of the file that makes its network.
 
     Raises:
         StateError: it cannot be read, or is another training's.
@@ -62,6 +67,7 @@ def read_checkpoint(path: Path, config: TrainingConfig) -> Json | None:
         before = dict(state["config"])
         _check_dense(state)
         _check_same(config.model_dump(mode="json"), before, path)
+        _check_source(source, state.get("source"), path)
     except StateError:
         raise
     except Exception as error:  # torch raises whatever the bytes lead to
@@ -282,6 +288,15 @@ def _check_dense(value: object) -> None:
     elif isinstance(value, list | tuple):
         for each in value:
             _check_dense(each)
+
+
+def _check_source(now: str, before: object, path: Path) -> None:
+    """Refuse a checkpoint of a network that another file made; older ones do not say which."""
+    if before is not None and now != before:
+        raise StateError(
+            f"{path} is of a training whose network.path was another file, or had another content: "
+            "going on would mix two networks. Put the former file back, or choose another output."
+        )
 
 
 def _check_same(now: Json, before: Json, path: Path) -> None:

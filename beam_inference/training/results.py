@@ -16,8 +16,10 @@ import yaml
 from torch import nn
 
 from beam_inference.config.fields import Json
+from beam_inference.config.job import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import describe_error
+from beam_inference.models.hashes import model_sha256
 from beam_inference.models.local_files import existing_file
 from beam_inference.models.weights import load_weights
 from beam_inference.residual_unet import ResidualUNet
@@ -76,7 +78,17 @@ def network():
 '''
 
 
-def write_results(config: TrainingConfig, network: nn.Module, metrics: Json, example: Json) -> None:
+def source_sha256(config: TrainingConfig) -> str:
+    """Hash of the file that makes the network: the factory's, or the one that is written."""
+    path = config.network.path
+    if path is None:
+        return hashlib.sha256(network_source(config).encode()).hexdigest()
+    return model_sha256(Network(path=path))
+
+
+def write_results(
+    config: TrainingConfig, network: nn.Module, source: str, metrics: Json, example: Json
+) -> None:
     """Write weights, the network's source, job file and page into the output folder.
 
     The weights take their place first: an earlier job file, which knows its weights by their hash,
@@ -85,6 +97,7 @@ def write_results(config: TrainingConfig, network: nn.Module, metrics: Json, exa
     Args:
         config: the training; it is recorded with the weights, its split included.
         network: the trained network.
+        source: hash of the file that made it, see :func:`source_sha256`.
         metrics: losses by step.
         example: planes of a sample, by name.
 
@@ -102,11 +115,7 @@ def write_results(config: TrainingConfig, network: nn.Module, metrics: Json, exa
     contents = {WEIGHTS: weights}
     if config.network.path is None:
         contents[NETWORK_FILE] = network_source(config).encode()
-    sha256 = "+".join(
-        hashlib.sha256(contents[name]).hexdigest()
-        for name in (NETWORK_FILE, WEIGHTS)
-        if name in contents
-    )
+    sha256 = f"{source}+{hashlib.sha256(weights).hexdigest()}"
     contents[JOB_FILE] = yaml.safe_dump(_job(config, sha256), sort_keys=False).encode()
     if find_spec("matplotlib") is not None:
         contents[PAGE] = _page(metrics, example).encode()
@@ -124,7 +133,7 @@ def _job(config: TrainingConfig, sha256: str) -> Json:
 
     Args:
         config: the training.
-        sha256: of the network's source, if that is written here, and of the weights.
+        sha256: of the network's source and of the weights.
     """
     folder = Path(config.output)
     image = open_source(as_source(config.labelled_volumes[0].image))

@@ -70,7 +70,7 @@ from beam_inference.training.prediction import (
     predict_part,
 )
 from beam_inference.training.ranks import Ranks, join_ranks, lost_ranks_told
-from beam_inference.training.results import RESULTS, make_unet, write_results
+from beam_inference.training.results import RESULTS, make_unet, source_sha256, write_results
 from beam_inference.training.samples import Batch, SampleStream
 from beam_inference.training.targets import Classes
 from beam_inference.training.transforms import TrainingTransform
@@ -196,6 +196,7 @@ class _Trainer:
         self._stream = self._make_stream("train")
         has_validation = config.definite_split.validation > 0
         self._validation = self._make_stream("validation") if has_validation else None
+        self._source_sha256 = source_sha256(config)
         self._network = self._make_network()
         self._mesh = ranks.everybody if ranks.mesh is None else ranks.mesh
         name_layers(self._network, self._mesh)
@@ -242,7 +243,8 @@ class _Trainer:
         seconds = max(time.monotonic() - begun, 1e-9)
         example = self._example()
         if is_first:
-            write_results(self._config, self._trained, asdict(self._metrics), example)
+            metrics = asdict(self._metrics)
+            write_results(self._config, self._trained, self._source_sha256, metrics, example)
         return TrainingOutcome(self._folder, self._metrics, self._step - first, waited / seconds)
 
     def _check_all_resumed(self) -> None:
@@ -532,6 +534,7 @@ class _Trainer:
     def _state(self) -> Json:
         return {
             "config": self._config.model_dump(mode="json"),
+            "source": self._source_sha256,
             "step": self._step,
             "stream": self._stream.state_dict(),
             "network": self._network.state_dict(),
@@ -579,7 +582,7 @@ class _Trainer:
             StateError: it cannot be used.
         """
         path = self._folder / CHECKPOINT
-        state = read_checkpoint(path, self._config)
+        state = read_checkpoint(path, self._config, self._source_sha256)
         if state is None:
             return
         try:

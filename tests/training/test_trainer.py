@@ -879,6 +879,24 @@ def test_a_checkpoint_of_another_sequence_of_samples_is_told_as_that(folder, one
         train(config)
 
 
+def test_a_factory_that_was_changed_since_is_refused(folder, one_thread, capsys):
+    """By the next launch, and by the job that was written."""
+    keys = values(steps=1, network={"path": "networks.py:network"})
+    optimizer = {"kind": "sgd", "learning_rate": 0.01, "schedule": "constant"}
+    train(parse_training(keys | {"optimizer": optimizer}, folder))
+    job = folder / "trained" / JOB_FILE
+    assert main(["plan", str(job)]) == 0
+    file = folder / "networks.py"
+    source = file.read_text()
+    file.write_text(f"{source}\n# changed\n")
+    with pytest.raises(StateError, match=r"network\.path was another file, or had another content"):
+        train(parse_training(keys | {"optimizer": optimizer, "steps": 2}, folder))
+    assert main(["run", str(job)]) == 2
+    assert "the job says model.sha256" in capsys.readouterr().err
+    file.write_text(source)
+    train(parse_training(keys | {"optimizer": optimizer, "steps": 2}, folder))
+
+
 def test_a_checkpoint_with_sparse_tensors_is_refused(folder, one_thread):
     train(parse_training(values(steps=1), folder))
     path = folder / "trained" / CHECKPOINT
