@@ -118,6 +118,33 @@ def test_a_divided_network_may_have_several_heads(tmp_path, source):
         np.testing.assert_allclose(divided, plain, rtol=0, atol=1e-5)
 
 
+SCRIPTED = """
+import torch
+
+@torch.jit.script
+def gate(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.clamp(8 * (x.mean([2, 3, 4], True) - 0.55), 0, 1)
+
+class Gated(torch.nn.Module):
+    def forward(self, batch):
+        return gate(batch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_cannot_be_divided_is_refused_in_one_message(tmp_path, source):
+    """Here, a gate that is shut in the patch that is tried first, and open in others."""
+    (tmp_path / "gated.py").write_text(SCRIPTED)
+    model = f"--set=model={{path: '{tmp_path}/gated.py:Gated', normalize: unit}}"
+    path = job(tmp_path, source, "out", partition=[1, 1, 2])
+    result = subprocess.run([*COMMAND, str(path), model], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "(Gated) cannot be divided: aten.mean" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 FICKLE = """
 import torch
 

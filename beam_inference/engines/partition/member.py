@@ -26,7 +26,7 @@ from beam_inference.engines.partition.share import name_layers, run_divided
 from beam_inference.engines.torch_device import TorchDevice
 from beam_inference.engines.torch_heads import JoinedHeads
 from beam_inference.engines.torch_network import prepare_network
-from beam_inference.errors import EngineError
+from beam_inference.errors import EngineError, ModelContractError
 from beam_inference.geometry.shares import box_shape, divide
 from beam_inference.models.loading import load_network
 from beam_inference.models.trust import Trust
@@ -120,7 +120,10 @@ def main() -> int:
             own = divide(whole[2:], shape).boxes[orders.rank]
             values = torch.empty((*whole[:2], *box_shape(own)))
             mesh.exchange([], [(0, values)])()
-            part = compute_part(network, values, whole, mesh, inference.precision)
+            try:
+                part = compute_part(network, values, whole, mesh, inference.precision)
+            except ModelContractError:
+                return 2  # all members refuse together, and the leader says why
             del values
             mesh.exchange([(0, part.values)], [])()
     return 0
