@@ -168,27 +168,18 @@ def test_racing_launches_create_one_output(tmp_path, format):
 
 
 def test_a_damaged_shard_that_is_to_be_written_in_part_is_told(tmp_path):
-    box = BoundingBox((0, 0, 0), (20, 16, 16))
-    spec = OutputSpec(
-        url=f"file://{tmp_path}/out",
-        format="zarr3",
-        dtype="uint8",
-        channels=1,
-        bounds=box,
-        block_shape=(8, 8, 8),
-        voxel_size_nm=(1.0, 1.0, 1.0),
-        shard_shape=(16, 16, 16),
-    )
+    spec = spec_of(tmp_path, format="zarr3", dtype="uint8", channels=1, shard_shape=(16, 16, 16))
     volume = create_output(spec)
-    array = np.ones((1, *box.shape), np.uint8)
-    volume.write(box, array)
-    (shard,) = (path for path in (tmp_path / "out/c").rglob("0") if path.parts[-3:-1] == ("1", "0"))
+    array = np.ones((1, *spec.bounds.shape), np.uint8)
+    volume.write(spec.bounds, array)
+    shards = (tmp_path / "out" / "c").rglob("0")
+    (shard,) = (path for path in shards if path.parts[-3:-1] == ("1", "0"))
     shard.write_bytes(b"")
     with pytest.raises(WorkerFault, match=r"1/0/0.*damaged.*remove this file"):
-        volume.write(box, array)
+        volume.write(spec.bounds, array)
     shard.unlink()
-    volume.write(box, array)
-    np.testing.assert_array_equal(volume.read(box), array)
+    volume.write(spec.bounds, array)
+    np.testing.assert_array_equal(volume.read(spec.bounds), array)
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "uint64"])
