@@ -53,7 +53,7 @@ class Augmentation(Model):
         0.2, ge=0, le=1, description="share of samples that are blurred"
     )
     missing_sections: float = Field(
-        0.0, ge=0, le=1, description="share of sections that are black: image only"
+        0.0, ge=0, le=1, description="share of sections that are 0, after normalize: image only"
     )
     shifted_sections: float = Field(
         0.0, ge=0, le=1, description="share of sections that are out of place: image only"
