@@ -289,6 +289,12 @@ def _try_batch(
         again = _sample(predictor, crop_to_patch(predictions, shape, patch_shape, crop_margin))
         seconds = time.perf_counter() - start  # a GPU has answered when the sample is here
     if not (np.isfinite(low) and np.isfinite(high)):
+        if not np.isfinite(patch).all():
+            raise ModelContractError(
+                "the patch that is tried, in the middle of the domain, holds NaN or infinite "
+                "values, and so does the network's answer. Chunks that read such values are "
+                "quarantined: hide them by input.mask, or choose another roi."
+            )
         raise ModelContractError(
             "the network returns NaN or infinite values for a patch of the input. Check "
             "model.normalize, model.weights and inference.precision."
