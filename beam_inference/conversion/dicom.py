@@ -438,29 +438,32 @@ def _check_packed_frame(file: BinaryIO, frame: int) -> None:
     place = file.tell()
     file.seek(0)
     header = pydicom.dcmread(file, stop_before_pixels=True)
-    if _is_packed(header):
-        file.seek(_EXPLICIT_HEAD, io.SEEK_CUR)
-        content = encapsulated.get_frame(
-            file,
-            frame,
-            extended_offsets=_extended_offsets(header),
-            number_of_frames=int(header.get("NumberOfFrames") or 1),
-        )
-        extent = stated_extent(content)
-        values = int(header.Rows) * int(header.Columns) * int(header.get("SamplesPerPixel", 1))
+    if not _is_packed(header):
+        file.seek(place)
+        return
+    file.seek(_EXPLICIT_HEAD, io.SEEK_CUR)
+    content = encapsulated.get_frame(
+        file,
+        frame,
+        extended_offsets=_extended_offsets(header),
+        number_of_frames=int(header.get("NumberOfFrames") or 1),
+    )
+    file.seek(place)
+    stated = Extent(int(header.Rows), int(header.Columns))
+    if header.file_meta.TransferSyntaxUID == _RUN_LENGTHS:
+        values = stated.height * stated.width * int(header.get("SamplesPerPixel", 1))
         needed = values * int(header.BitsAllocated) // 8
-        is_of_runs = header.file_meta.TransferSyntaxUID == _RUN_LENGTHS
-        if is_of_runs and needed > _MOST_OF_RUNS * len(content):
+        if needed > _MOST_OF_RUNS * len(content):
             raise ValueError(
                 f"a frame of {needed:,} bytes cannot be unpacked from {len(content):,}"
             )
-        stated = Extent(int(header.Rows), int(header.Columns))
-        if extent is not None and extent != stated:
-            raise ValueError(
-                f"a frame of {stated.height} × {stated.width} holds a picture of {extent.height} × "
-                f"{extent.width}"
-            )
-    file.seek(place)
+        return
+    extent = stated_extent(content)
+    if extent is not None and extent != stated:
+        raise ValueError(
+            f"a frame of {stated.height} × {stated.width} holds a picture of {extent.height} × "
+            f"{extent.width}"
+        )
 
 
 def _extended_offsets(header: Any) -> tuple[bytes, bytes] | None:

@@ -36,7 +36,7 @@ from beam_inference.geometry.resampling import Grid, Resampling, coarse_axis, ma
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.operators.quantize import quantize
-from beam_inference.volumes.opening import tell_rest
+from beam_inference.volumes.opening import tell_rest_of_voxels
 
 _OPERATORS: TypeAdapter[tuple[Operator, ...]] = TypeAdapter(tuple[InstalledOperator, ...])
 _FLOAT_BYTES = 4
@@ -159,8 +159,7 @@ def resample_source(
     size = wanted.how.voxel_size_nm or target.voxel_size_nm
     coarse = coarse_axis(grid.voxel_size_nm, size, wanted.how.separate_z)
     resampling = make_resampling(whole, target, wanted.how.order, coarse)
-    sizes = [float(f"{extent:g}") for extent in target.voxel_size_nm]
-    tell_rest(f"{path} in voxels of {sizes} nm", Origin(target.bounds.start, target.rest))
+    tell_rest_of_voxels(path, target.voxel_size_nm, Origin(target.bounds.start, target.rest))
     is_part = info.bounds != whole.bounds
     result = SourceInfo(
         bounds=resampling.target_box(info.bounds) if is_part else target.bounds,

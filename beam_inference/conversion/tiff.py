@@ -764,8 +764,7 @@ def _decode_picture(page: Any, index: int, data: bytes) -> Voxels:
     Raises:
         ValueError: it is of another extent or dtype.
     """
-    import tifffile
-
+    tifffile = import_library("tifffile", "TIFF")
     if page.predictor != _NO_PREDICTOR:
         raise ValueError("its pictures have a predictor, which is not defined for them")
     decode = tifffile.TIFF.DECOMPRESSORS[page.compression]

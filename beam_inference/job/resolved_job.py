@@ -91,6 +91,13 @@ class ResolvedMask(Frozen):
     begins: tuple[float, float, float] = (0.0, 0.0, 0.0)
     dtype: str
 
+    def describe(self) -> str:
+        """Tell, in messages, what the mask is and where it lies."""
+        return (
+            f"{self.bounds} (z, y, x) of {self.dtype}, {list(self.per_voxel)} of its voxels per "
+            f"voxel, from {list(self.begins)} on"
+        )
+
 
 class ResolvedJob(Frozen):
     """A job with every default and every ``auto`` made definite.

@@ -226,12 +226,9 @@ def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
         before = earlier.masks.get(key, mask)
         if before != mask:
             raise StateError(
-                f"{key} is {mask.bounds} (z, y, x) of {mask.dtype}, {list(mask.per_voxel)} of its "
-                f"voxels per voxel, from {list(mask.begins)} on, and was {before.bounds} of "
-                f"{before.dtype}, {list(before.per_voxel)}, from {list(before.begins)} on, when "
-                f"the job of {url} began: it is another volume, or lies elsewhere. Put "
-                "that one back, use another output.path, or pass --overwrite to compute every "
-                "chunk again."
+                f"{key} is {mask.describe()}, and was {before.describe()}, when the job of {url} "
+                "began: it is another volume, or lies elsewhere. Put that one back, use another "
+                "output.path, or pass --overwrite to compute every chunk again."
             )
     theirs = earlier.config.output.path
     ours = job.config.output.path

@@ -203,9 +203,13 @@ class _Trainer:
         self._parallel: nn.Module = self._runnable(self._network)
         if ranks.count > 1:
             self._parallel = DistributedDataParallel(self._parallel)
+        # such as a mask of minus infinity, which is no result of training
+        self._constants = frozenset(find_not_finite(dict(self._network.named_buffers()), ""))
         self._average = None
         if config.ema is not None:
-            average = _averaging(config.ema)
+            average = get_ema_multi_avg_fn(config.ema)  # type: ignore[no-untyped-call]
+            if self._constants:
+                average = _keeping_infinite(average)
             self._average = AveragedModel(self._network, multi_avg_fn=average, use_buffers=True)
         self._optimizer = _make_optimizer(config, self._network)
         is_scaled = config.precision == "float16"
@@ -213,8 +217,6 @@ class _Trainer:
         self._metrics = Metrics()
         self._step = 0
         self._has_known = False
-        # such as a mask of minus infinity, which is no result of training
-        self._constants = frozenset(find_not_finite(dict(self._network.named_buffers()), ""))
 
     def run(self) -> TrainingOutcome:
         """Take the steps that are left, and write the results."""
@@ -630,12 +632,11 @@ def _device(config: TrainingConfig) -> torch.device:
 _Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
-def _averaging(decay: float) -> Callable[[_Tensors, _Tensors, Any], None]:
-    """An exponential moving average, in which values stay that are equal already.
+_Average = Callable[[_Tensors, _Tensors, Any], None]
 
-    Of two that are minus infinity, as in a mask, PyTorch's would be NaN.
-    """
-    average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+
+def _keeping_infinite(average: _Average) -> _Average:
+    """Keep infinite values that are equal already: of two, PyTorch's average is NaN."""
 
     def update(averages: _Tensors, values: _Tensors, count: Any) -> None:
         infinite = [n for n, value in enumerate(averages) if value.isinf().any()]

@@ -27,7 +27,7 @@ from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div, subtract
 from beam_inference.limits import Numbers, maximum, minimum
 from beam_inference.volumes.kvstores import TRANSFER_SECONDS
 from beam_inference.volumes.mask import Mask
-from beam_inference.volumes.opening import tell_rest
+from beam_inference.volumes.opening import tell_rest_of_voxels
 from beam_inference.volumes.volume import Volume
 
 _FLOAT_BYTES = 4
@@ -282,8 +282,8 @@ def as_input(
     is_whole = all(n % k == 0 for n, k in zip(target.bounds.shape, cell, strict=True))
     if target == source and not limits and is_whole:
         return _as_read(stored)
-    size = [float(f"{extent:g}") for extent in target.voxel_size_nm]
-    tell_rest(f"{stored.url} in voxels of {size} nm", Origin(target.bounds.start, target.rest))
+    begin = Origin(target.bounds.start, target.rest)
+    tell_rest_of_voxels(stored.url, target.voxel_size_nm, begin)
     order: Order = 0
     coarse = None
     if request is not None and wanted is not None and seen != source:

@@ -346,6 +346,18 @@ def tell_rest(url: str, origin: Origin) -> None:
         )
 
 
+def tell_rest_of_voxels(url: str, voxel_size_nm: VoxelSizeNm, origin: Origin) -> None:
+    """Warn as :func:`tell_rest` does, of a volume in voxels of another size than it is stored in.
+
+    Args:
+        url: of the volume.
+        voxel_size_nm: of the voxels, ZYX.
+        origin: where they begin.
+    """
+    sizes = [float(f"{extent:g}") for extent in voxel_size_nm]
+    tell_rest(f"{url} in voxels of {sizes} nm", origin)
+
+
 def _as_numbers(url: str, store: ts.TensorStore, *, booleans: bool) -> ts.TensorStore:
     """The array in a dtype that every array library knows."""
     if booleans and store.dtype == ts.bool:

@@ -107,11 +107,9 @@ def check_mask(key: str, mask: Mask, job: ResolvedJob) -> None:
     found = record_mask(mask)
     if known is not None and found != known:
         raise WorkerFault(
-            f"{key}: the volume {mask.volume.url} is {found.bounds} (z, y, x) of {found.dtype}, "
-            f"{list(found.per_voxel)} of its voxels per voxel, from {list(found.begins)} on, and "
-            f"was {known.bounds} of {known.dtype}, {list(known.per_voxel)}, from "
-            f"{list(known.begins)} on, when the job began: it is another volume, or lies "
-            "elsewhere. Put that one back, or launch a job with another output.path"
+            f"{key}: the volume {mask.volume.url} is {found.describe()}, and was "
+            f"{known.describe()}, when the job began: it is another volume, or lies elsewhere. Put "
+            "that one back, or launch a job with another output.path"
         )
 
 

@@ -223,7 +223,7 @@ class _Connect(torch.autograd.Function):
 
 
 def connect(result: Tensor, values: Tensor) -> Tensor:
-    """What is made of values without being computed from them: gradients pass back, as zeros.
+    """Let gradients pass back, as zeros, from what is made of values but not computed from them.
 
     All members must take part in the backward pass of each exchange before.
     """
