@@ -118,6 +118,7 @@ class ChunkEntries:
     def remove_unchanged(self, chunk: int, generation: bytes) -> None:
         """Remove a chunk's record, unless somebody has written it anew since it was read."""
         key = self._key(chunk)
+        self._guard.check(key)
         retry_request(
             "write",
             f"{self._url}/{key}",
@@ -126,11 +127,10 @@ class ChunkEntries:
 
     def write(self, chunk: int, text: str) -> None:
         """Write a chunk's record, a JSON object, durably; replaces an earlier one."""
-        key = self._key(chunk)
-        self._guard.check(key)
-        self._write(key, seal_record(text))
+        self._write(self._key(chunk), seal_record(text))
 
     def _write(self, key: str, text: str | None) -> None:
+        self._guard.check(key)
         retry_request(
             "write",
             f"{self._url}/{key}",

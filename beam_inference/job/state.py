@@ -84,6 +84,7 @@ from beam_inference.volumes.kvstores import (
     MOST_SMALL_BYTES,
     PATIENCE_SECONDS,
     TRANSFER_SECONDS,
+    LinkGuard,
     delete_folder,
     local_folder,
     open_kvstore,
@@ -163,6 +164,7 @@ class State:
         self.url = url.rstrip("/")
         self._storage = storage
         self._store = open_kvstore(self.url, storage) if store is None else store
+        self._guard = LinkGuard(self.url)
         self._job = job
 
     def of(self, job: ResolvedJob) -> State:
@@ -587,6 +589,8 @@ class State:
         action: Callable[[], Any],
         most_bytes: int = MOST_SMALL_BYTES,
     ) -> Any:
+        if what == "write":
+            self._guard.check(key)
         return retry_request(what, f"{self.url}/{key}", action, most_bytes)
 
     def _write_entry(self, folder: str, chunk: int, entry: Frozen) -> None:
@@ -657,8 +661,17 @@ STATE_FOLDER = "_beam_inference"
 
 
 def default_state_url(config: JobConfig) -> str:
-    """URL of a job's state folder: ``job.state_path``, or the default folder in its output."""
-    return config.job.state_path or state_folder_of(config.output.path)
+    """URL of a job's state folder: ``job.state_path``, or the default folder in its output.
+
+    Raises:
+        StateError: what lies in it is a link, or the default folder itself.
+    """
+    stated = config.job.state_path
+    if stated is None:
+        return state_folder_of(config.output.path)
+    folder = local_folder(stated)  # itself a link by the user's own will, if it is one
+    _refuse_links(None if folder is None else folder.resolve())
+    return stated
 
 
 def state_folder_of(output_url: str) -> str:
@@ -669,18 +682,24 @@ def state_folder_of(output_url: str) -> str:
             folders changed.
     """
     url = f"{output_url.rstrip('/')}/{STATE_FOLDER}"
-    folder = local_folder(url)
+    _refuse_links(local_folder(url))
+    return url
+
+
+def _refuse_links(folder: Path | None) -> None:
     link = None if folder is None else _find_link(folder, _LEVELS_OF_FOLDERS)
     if link is not None:
         raise StateError(
             f"{link} is a link, and what it leads to would be changed: remove it, or name another "
             "place as job.state_path"
         )
-    return url
 
 
 _LEVELS_OF_FOLDERS = 2
-"""Levels of a state folder that hold folders, such as receipts/FINGERPRINT."""
+"""Levels of a state folder that are looked through at once, down to receipts/FINGERPRINT.
+
+Folders below these are looked at when something in them is to be changed.
+"""
 
 
 def _find_link(path: Path, levels: int) -> Path | None:

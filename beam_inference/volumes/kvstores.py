@@ -285,13 +285,13 @@ class LinkGuard:
         self._known: set[str] = set()
 
     def check(self, key: str) -> None:
-        """Look at the folders between ours and the file of a key that is to be written.
+        """Look at the folders between ours and the file of a key that is to be changed.
 
         Raises:
             WorkerFault: one is a link: others' files would be changed.
         """
         folders, _, _ = key.rpartition("/")
-        if self._folder is None or folders in self._known:
+        if self._folder is None or not folders or folders in self._known:
             return
         place = self._folder
         for name in folders.split("/"):

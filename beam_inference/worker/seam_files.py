@@ -31,6 +31,7 @@ from beam_inference.limits import SEAM_FILES_AT_ONCE, WRITTEN_BYTES
 from beam_inference.volumes.kvstores import (
     MOST_PART_BYTES,
     TRANSFER_SECONDS,
+    LinkGuard,
     delete_folder,
     open_kvstore,
     or_else_again,
@@ -61,7 +62,9 @@ class SeamFiles:
         file_values: int = FILE_VALUES,
     ) -> None:
         self._job = key
-        self._url = f"{state_url}/seams/{key[:16]}"
+        self._folder = f"seams/{key[:16]}"
+        self._url = f"{state_url}/{self._folder}"
+        self._guard = LinkGuard(state_url)
         self._store = open_kvstore(self._url, storage)
         self._file_values = file_values
 
@@ -129,6 +132,7 @@ class SeamFiles:
         return len(keys)
 
     def _write(self, key: str, content: bytearray) -> None:
+        self._guard.check(f"{self._folder}/{key}")
         retry_request(
             "write",
             f"{self._url}/{key}",
