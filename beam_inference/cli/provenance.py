@@ -15,7 +15,7 @@ from beam_inference.cli.job_options import TrustOptions, add_trust
 from beam_inference.cli.terminal import table_console
 from beam_inference.config.fields import Json
 from beam_inference.errors import COMPLETE, FAILED, ConfigError, StateError
-from beam_inference.foreign_text import clean_text, shorten_text
+from beam_inference.foreign_text import clean_line, clean_text, shorten_text
 
 if TYPE_CHECKING:
     from beam_inference.launch.reproduction import Reproduction
@@ -244,6 +244,8 @@ def _named_files(options: ReproduceOptions) -> dict[str, str]:
 def _values(result: Reproduction) -> Json:
     return {
         "fingerprint": result.record.fingerprint,
+        "box": asdict(result.record.box),
+        "bounds": asdict(result.bounds),
         "cautions": result.cautions,
         **asdict(result.recomputation),
     }
@@ -254,7 +256,10 @@ def _print_result(result: Reproduction) -> None:
 
     record = result.record
     found = result.recomputation
-    print(f"{record.made_by} {record.version}, fingerprint {record.fingerprint}")
+    made = clean_line(f"{record.made_by} {record.version}, fingerprint {record.fingerprint}")
+    print(f"{made}, by the record")
+    if record.box != result.bounds:
+        print(f"caution: the record is of {record.box} alone, and the volume is {result.bounds}")
     for caution in result.cautions:
         print(f"caution: {caution}")
     print(

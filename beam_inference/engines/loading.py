@@ -156,7 +156,16 @@ def quantize_network(
     one_patch = inference.model_copy(update={"batch_size": 1, "precision": "float32"})
     request = _request(source, model, one_patch)
     request = replace(request, keep=_keeper(engine, request, files))
-    return engine.quantize(request, [each.reshape(request.batch_shape) for each in samples])
+    try:
+        return engine.quantize(request, [each.reshape(request.batch_shape) for each in samples])
+    except EngineError as error:
+        if suffix_of(model) != ".pt2" or inference.patches_per_call == 1:
+            raise
+        raise EngineError(
+            f"precision: int8 is calibrated on one patch at a time, and model.path {model.path} "
+            f"does not take one ({error}). Export it for a batch of 1, and write "
+            "inference.batch_size: 1, or write precision: float32."
+        ) from None
 
 
 def load_reference(

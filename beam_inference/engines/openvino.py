@@ -6,6 +6,7 @@ In precision int8, NNCF makes a network of 8-bit integers: see
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 import threading
@@ -18,6 +19,7 @@ from beam_inference.config.engines import Engine, LoadRequest, make_anew
 from beam_inference.config.heads import Head
 from beam_inference.errors import EngineError
 from beam_inference.foreign_text import shorten_text
+from beam_inference.models.openvino_file import check_structure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,8 +108,7 @@ def openvino_forward(
             if isinstance(source, Path):
                 network = _take_and_give_floats(network, source)
         else:
-            network = core.read_model(*_unpack(quantized))
-            network.reshape(list(shape))
+            network = _read_quantized(core, quantized, shape)
         settings = {
             "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": False,
@@ -179,6 +180,23 @@ def _read_network(
     return core.read_model(*_unpack(keep(lambda: _pack(_convert(source, shape)))))
 
 
+def _read_quantized(core: Core, quantized: bytes, shape: tuple[int, ...]) -> Model:
+    """Read a network of integers, which lay where others may have written.
+
+    Raises:
+        ModelContractError: it is no network as OpenVINO saves it, or draws random numbers.
+        EngineError: it keeps a state, or is for patches of another extent.
+    """
+    name = "the network of integers in the state folder"
+    structure, constants = _unpack(quantized)
+    check_structure(io.BytesIO(structure), name)
+    network = core.read_model(structure, constants)
+    _check_stateless(network, name)
+    _check_extent(network, shape, name)
+    network.reshape(list(shape))
+    return network
+
+
 def _take_and_give_floats(network: Model, path: Path) -> Model:
     """Refuse a network of a file that takes no floats; have it give what NumPy can tell.
 
@@ -208,7 +226,7 @@ def _take_and_give_floats(network: Model, path: Path) -> Model:
     return converted
 
 
-def _check_stateless(network: Model, path: Path) -> None:
+def _check_stateless(network: Model, name: Path | str) -> None:
     """Refuse a network that keeps something from one batch to the next.
 
     Raises:
@@ -217,13 +235,13 @@ def _check_stateless(network: Model, path: Path) -> None:
     states = [each.get_info().variable_id for each in network.get_variables()]
     if states:
         raise EngineError(
-            f"{path} keeps {shorten_text(', '.join(states))} from one batch to the next: its "
+            f"{name} keeps {shorten_text(', '.join(states))} from one batch to the next: its "
             "results would depend on the order in which patches are computed. Export the network "
             "without state."
         )
 
 
-def _check_extent(network: Model, shape: tuple[int, ...], path: Path) -> None:
+def _check_extent(network: Model, shape: tuple[int, ...], name: Path | str) -> None:
     """Refuse a network of a file that is for patches of another extent.
 
     OpenVINO would give it the extent that is wanted, and leave constants of the former one in it.
@@ -237,7 +255,7 @@ def _check_extent(network: Model, shape: tuple[int, ...], path: Path) -> None:
     extent = [dimension.get_length() if dimension.is_static else None for dimension in stated][2:]
     if any(found not in (None, wanted) for found, wanted in zip(extent, shape[2:], strict=True)):
         raise EngineError(
-            f"{path} was exported for patches of {stated.to_string()}, and gets {list(shape)} "
+            f"{name} was exported for patches of {stated.to_string()}, and gets {list(shape)} "
             "(batch, channels, z, y, x; crop margin included): write an inference.patch_shape of "
             "that extent, or export it for any"
         )

@@ -203,13 +203,19 @@ def _job_record(job: ResolvedJob) -> ProvenanceRecord:
             for path in (renamed.input.path, *(each.path for each in renamed.inputs))
             if path is not None
         ],
-        needs=tuple(_needed_files(job, paths)),
+        needs=tuple(needed_files(job)),
         job=recorded.model_dump(mode="json", exclude=_NOT_OF_OUTPUT),
     )
 
 
-def _needed_files(job: ResolvedJob, paths: RecordedPaths) -> Iterator[NeededFile]:
+def needed_files(job: ResolvedJob) -> Iterator[NeededFile]:
+    """What a job has read, with the hashes of files; all is named as the output's record names it.
+
+    Raises:
+        UserError: a file of the network is gone.
+    """
     config = job.config
+    paths = RecordedPaths(config.output.path)
 
     def name(path: str) -> str:
         return PurePosixPath(paths.record_volume(path).partition("|")[0]).name

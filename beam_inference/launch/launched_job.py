@@ -134,9 +134,12 @@ class LaunchedJob:
         recomputation = None
         if recompute is not None:
             from beam_inference.launch.recomputation import recompute_chunks
+            from beam_inference.launch.resume import check_same_levels
 
+            relocated = self.relocated_job
+            check_same_levels(self.config, relocated, self.state.url)
             recomputation = recompute_chunks(
-                self.relocated_job,
+                relocated,
                 self.state,
                 recompute,
                 seed=seed,

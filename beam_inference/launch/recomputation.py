@@ -7,6 +7,7 @@ and the output's encoding follow. So the bits are those of either strategy. Noth
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.job import OUTPUT
+from beam_inference.engines.loading import load_predictor, quantize_network
+from beam_inference.engines.predictor import Predictor
 from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
@@ -31,17 +34,19 @@ from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.identity import ROUNDING
 from beam_inference.job.messages import Launch
-from beam_inference.job.parts import output_spec
+from beam_inference.job.parts import open_input, output_spec
 from beam_inference.job.recomputed import Recomputation
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.job.state import State, default_state_url
+from beam_inference.models.fetch import local_model
 from beam_inference.models.trust import Trust
 from beam_inference.volumes.kvstores import delete_folder, open_kvstore
 from beam_inference.volumes.outputs import create_output
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.open_job import OpenJob, OpenOutput, open_job
 from beam_inference.worker.previews import OpenPreview
+from beam_inference.worker.trial import calibration_samples
 from beam_inference.worker.worker import make_chunk_inference
 
 if TYPE_CHECKING:
@@ -105,7 +110,8 @@ def recompute_chunks(
     compared = _Comparison([], [])
     if receipts:
         with _refusing_faults():
-            recomputer = _Recomputer(_open(job, state.url, trust=trust))
+            made_again = _make_network_again(job, trust)
+            recomputer = _Recomputer(_open(job, state.url, trust=trust, predictor=made_again))
 
             def is_explained(chunk: int) -> bool:
                 is_mixed = job.config.inference.mixed_devices
@@ -147,7 +153,9 @@ def recompute_output(
         )
     chunks = _draw(job, share, seed, list)
     with _refusing_faults():
-        recomputer = _Recomputer(_open(job, default_state_url(job.config), trust=trust))
+        url = default_state_url(job.config)
+        predictor = _make_network_again(job, trust)
+        recomputer = _Recomputer(_open(job, url, trust=trust, predictor=predictor))
         compared = recomputer.compare(chunks, lambda _: is_other_engine, progress)
     return Recomputation(share, seed, chunks, compared.different, compared.undecided)
 
@@ -193,8 +201,36 @@ def _draw(
         share = min(1.0, 2 * share)
 
 
-def _open(job: ResolvedJob, state_url: str, *, trust: Trust) -> OpenJob:
-    """Open the job as a worker does.
+def _make_network_again(job: ResolvedJob, trust: Trust) -> Predictor | None:
+    """Make the network of integers of a job in precision int8 again, which others may have written.
+
+    Returns:
+        The network, loaded; None of a job in another precision.
+
+    Raises:
+        StateError: what NNCF makes of the network and the input here is not what the job has run.
+        UserError: it cannot be made.
+    """
+    if job.quantized_sha256 is None:
+        return None
+    config = job.config
+    samples = calibration_samples(config, open_input(config), job.plan)
+    model = local_model(config.model, config.storage, job.model_sha256)
+    quantized = quantize_network(model, config.inference, samples, trust=trust)
+    if hashlib.sha256(quantized).hexdigest() != job.quantized_sha256:
+        raise StateError(
+            "nothing can be recomputed: NNCF makes another network of integers of the job's "
+            "network and input here than the job has run. Other versions of NNCF and OpenVINO, or "
+            "another processor, may explain that, or a roi that was smaller at first; so may "
+            "somebody else's network in its place. Give this command where the job was launched"
+        )
+    return load_predictor(model, config.inference, trust=trust, quantized=quantized)
+
+
+def _open(
+    job: ResolvedJob, state_url: str, *, trust: Trust, predictor: Predictor | None = None
+) -> OpenJob:
+    """Open the job as a worker does, with its network if that is given.
 
     Raises:
         StateError: the rules of computing are others.
@@ -215,7 +251,7 @@ def _open(job: ResolvedJob, state_url: str, *, trust: Trust) -> OpenJob:
         threads_per_process=1,
         contract_checked=True,
     )
-    return open_job(launch)
+    return open_job(launch, predictor)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ what lies there; and of what it names, nothing that is code is run unless the us
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,14 @@ from beam_inference.config.job_file import rename_paths
 from beam_inference.config.storage import Storage, check_url
 from beam_inference.config.volumes import Input
 from beam_inference.errors import ConfigError, ModelContractError, StateError, VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.place import THIS_PROCESS
-from beam_inference.job.provenance import ProvenanceRecord, no_record
+from beam_inference.job.provenance import (
+    NeededFile,
+    ProvenanceRecord,
+    needed_files,
+    no_record,
+)
 from beam_inference.job.recomputed import Recomputation
 from beam_inference.job.recorded_paths import RecordedPaths
 from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
@@ -32,7 +38,9 @@ from beam_inference.launch.memory import check_memory
 from beam_inference.launch.planned_job import NetworkNeeds, plan_job
 from beam_inference.launch.prepare import resolve_without_network
 from beam_inference.launch.recomputation import recompute_output
-from beam_inference.models.loading import loader_of, suffix_of
+from beam_inference.models.loading import loader_of, package_path, suffix_of
+from beam_inference.models.local_files import local_path
+from beam_inference.models.packages import open_package
 from beam_inference.models.trust import Trust
 from beam_inference.volumes.kvstores import url_of
 from beam_inference.volumes.provenance import read_provenance
@@ -52,11 +60,13 @@ class Reproduction:
 
     Attributes:
         record: what the output tells of the job.
+        bounds: bounding box of the output, of which the record's box may be a part.
         cautions: what is not as it was when the output was computed; sentences.
         recomputation: how the chunks compare with the output.
     """
 
     record: ProvenanceRecord
+    bounds: BoundingBox
     cautions: list[str]
     recomputation: Recomputation
 
@@ -118,6 +128,7 @@ def reproduce(
     return [
         Reproduction(
             job.record,
+            ready.job.output_bounds,
             ready.cautions,
             recompute_output(
                 ready.job,
@@ -214,6 +225,11 @@ class RecordedJob:
             )
         config = _Finder(url, files, storage).find_config(job.config)
         found = job.model_copy(update={"config": config, "requested_normalize": None})
+        if record.box != job.plan.chunks.roi:
+            raise StateError(
+                f"what the metadata of {url} tell does not fit itself: the box {record.box}, of a "
+                f"job that computes {job.plan.chunks.roi}: the record was changed"
+            )
         # once more: what a path leads to may be what no job may name
         return cls(record, _parse(ResolvedJob, found.model_dump_json(), url), frozenset(files))
 
@@ -265,6 +281,11 @@ class RecordedJob:
             raise StateError(
                 "nothing can be computed again: what lies here is not what the output was made "
                 "of:\n" + "\n".join(f"  {line}" for line in other) + f"\n{_FLAGS}"
+            )
+        if _hashes(needed_files(here)) != _hashes(self.record.needs):
+            raise StateError(
+                "nothing can be computed again: what the record lists as needed is not what its "
+                "job names: the record was changed. beam-inference show prints both"
             )
         engines = [line for line in here.differences(recorded) if _is_of_version(line)]
         is_other = bool(engines) or inference.mixed_devices
@@ -362,11 +383,29 @@ def _absolute(path: str) -> str:
 
 
 def _is_code(model: Network) -> bool:
-    """Whether a network is a program, or made by one."""
+    """Whether a network is a program, or made by one, or a package of a kind that holds programs.
+
+    Raises:
+        ModelContractError: it is a package of no known kind.
+    """
     if model.path == "identity":
         return False
-    is_factory = factory_parts(model.path) is not None
-    return is_factory or (loader_of(model) is not None and suffix_of(model) not in _SAFE_SUFFIXES)
+    if factory_parts(model.path) is not None:
+        return True
+    if loader_of(model) is not None:
+        return suffix_of(model) not in _SAFE_SUFFIXES
+    if local_path(model.path) is None:
+        return True  # what will be fetched is not known yet
+    path = package_path(model)
+    if path is None or not path.exists():
+        return False
+    with open_package(path) as package:
+        return package.kind.may_hold_programs
+
+
+def _hashes(needs: Iterable[NeededFile]) -> list[tuple[str, str]]:
+    """Keys and hashes of what is needed, but for volumes, which have none."""
+    return sorted((each.key, each.sha256) for each in needs if each.sha256 is not None)
 
 
 def _is_of_version(difference: str) -> bool:

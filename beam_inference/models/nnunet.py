@@ -406,4 +406,5 @@ KIND = PackageKind(
     is_root=is_results_folder,
     list_files=_list_files,
     read=_read,
+    may_hold_programs=False,
 )

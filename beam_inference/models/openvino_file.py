@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 from xml.parsers import expat
 
 from beam_inference.errors import ModelContractError
@@ -34,21 +35,31 @@ def check_network(path: Path) -> None:
     Raises:
         ModelContractError: it is not.
     """
+    with path.open("rb") as file:
+        check_structure(file, str(path))
+
+
+def check_structure(file: BinaryIO, name: str) -> None:
+    """Check an open file as :func:`check_network` does; ``name`` is what messages call it.
+
+    Raises:
+        ModelContractError: it is not XML that describes such a network.
+    """
     try:
-        _check(path)
+        _check(file)
     except _Random as error:
         raise ModelContractError(
-            f"{path} draws random numbers (by {error}), so its output would be another one each "
+            f"{name} draws random numbers (by {error}), so its output would be another one each "
             "time. Convert the network in evaluation mode, and without random numbers."
         ) from None
     except (_Malformed, expat.ExpatError) as error:
         raise ModelContractError(
-            f"{path} is not a network as OpenVINO saves it (.xml), or damaged: {error}. Save or "
+            f"{name} is not a network as OpenVINO saves it (.xml), or damaged: {error}. Save or "
             "copy it again; a network of another kind needs the suffix of its kind."
         ) from None
 
 
-def _check(path: Path) -> None:
+def _check(file: BinaryIO) -> None:
     depth = 0
 
     def start(name: str, attributes: Mapping[str, str]) -> None:
@@ -75,9 +86,8 @@ def _check(path: Path) -> None:
     parser.StartElementHandler = start
     parser.EndElementHandler = end
     parser.StartDoctypeDeclHandler = refuse_declaration
-    with path.open("rb") as file:
-        # so that it is nothing else besides: no other kind of network begins in this way
-        if not file.read(4).removeprefix(_BYTE_ORDER_MARK).startswith(b"<"):
-            raise _Malformed("it is not XML")
-        file.seek(0)
-        parser.ParseFile(file)
+    # so that it is nothing else besides: no other kind of network begins in this way
+    if not file.read(4).removeprefix(_BYTE_ORDER_MARK).startswith(b"<"):
+        raise _Malformed("it is not XML")
+    file.seek(0)
+    parser.ParseFile(file)

@@ -194,6 +194,7 @@ class PackageKind:
         is_root: whether a folder is one of this kind, by the names of the files in it.
         list_files: the files, relative to such a folder, that determine the network.
         read: reads such a folder, once; the package is open as long as what it returns is used.
+        may_hold_programs: whether its networks may be TorchScript, which are programs.
     """
 
     title: str
@@ -201,6 +202,7 @@ class PackageKind:
     is_root: Callable[[Traversable], bool]
     list_files: Callable[[Traversable, Folds | None], Sequence[str]]
     read: Callable[[Traversable, Folds | None], PackagedNetwork]
+    may_hold_programs: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """Test that a launch makes one network of integers, which every worker and later launch runs."""
 
+import hashlib
 import json
 import sys
 
 import numpy as np
 import pytest
+import torch
 from fib25_job import NETWORKS
 from helpers import job_values, read_volume, write_job, write_volume
 
@@ -86,9 +88,7 @@ def test_bits_depend_neither_on_chunks_nor_on_the_strategy(make_job, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nncf")
-def test_later_launches_and_verify_take_the_network_of_the_first(
-    make_job, tmp_path, monkeypatch, capsys
-):
+def test_later_launches_take_the_network_of_the_first(make_job, tmp_path, monkeypatch):
     path = make_job()
     assert main(["run", path, "--sample", "0.3"]) == 0
     job = State(f"file://{tmp_path}/out/_beam_inference").load_job()
@@ -98,8 +98,41 @@ def test_later_launches_and_verify_take_the_network_of_the_first(
     assert error.root_mean_square < error.largest
     without_nncf(monkeypatch)
     assert main(["run", path]) == 0
-    assert main(["verify", path, "--recompute", "1"]) == 0
-    assert "0 of them with other bits" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nncf")
+def test_chunks_are_computed_again_by_a_network_that_is_made_again(
+    make_job, tmp_path, monkeypatch, capsys
+):
+    path = make_job()
+    assert main(["run", path]) == 0
+    network_of(tmp_path / "out").unlink()
+    words = ["reproduce", str(tmp_path / "out"), "--trust_code"]
+    for command in (["verify", path, "--recompute", "1"], [*words, "--sample", "1"]):
+        assert main(command) == 0
+        assert "0 of them with other bits" in capsys.readouterr().out
+    without_nncf(monkeypatch)
+    assert main(["verify", path, "--recompute", "1"]) == 2
+    assert "needs NNCF" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nncf")
+def test_a_foreign_network_of_integers_confirms_nothing(make_job, tmp_path, capsys):
+    path = make_job()
+    assert main(["run", path]) == 0
+    network = network_of(tmp_path / "out")
+    foreign = network.read_bytes()[:-4] + b"\0\0\x80\x3f"
+    sha256 = hashlib.sha256(foreign).hexdigest()
+    (network.parent / sha256).write_bytes(foreign)
+    metadata = tmp_path / "out" / "provenance"
+    text = metadata.read_text()
+    metadata.write_text(text.replace(network.name, sha256))
+    words = ["reproduce", str(tmp_path / "out"), "--trust_code", "--sample", "1"]
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "NNCF makes another network of integers" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -135,6 +168,26 @@ def test_workers_elsewhere_get_the_network_and_compare_it_too(
         opened = open_job(launch)
     assert opened.predictor.description["quantized"] == network_of(tmp_path / "out").name
     assert "openvino in int8 differs from PyTorch in float32 by" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nncf")
+def test_an_exported_network_of_several_patches_is_refused_with_the_reason(
+    smooth_volume, tmp_path, capsys
+):
+    layers = [torch.nn.Conv3d(a, b, 3, padding=1) for a, b in ((1, 4), (4, 4), (4, 1))]
+    program = torch.export.export(
+        torch.nn.Sequential(*layers).eval(), (torch.zeros(2, 1, 8, 16, 16),)
+    )
+    torch.export.save(program, tmp_path / "net.pt2")
+    inference = {"engine": "openvino", "precision": "int8", "batch_size": 2}
+    inference |= {"patch_shape": [8, 16, 16], "patch_overlap": [4, 8, 8]}
+    model = {"path": "net.pt2", "output_channels": 1, "normalize": "unit"}
+    values = job_values(smooth_volume, tmp_path / "out", model=model, inference=inference)
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
+    told = capsys.readouterr().err
+    assert "is calibrated on one patch at a time" in told
+    assert "inference.batch_size: 1" in told
 
 
 @pytest.mark.slow

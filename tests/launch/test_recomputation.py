@@ -216,3 +216,20 @@ def test_a_job_of_a_pipeline_has_the_bits_of_its_chunks(seams, engine, volume_in
     job = str(write_job(tmp_path / "job.yaml", values))
     assert main(["run", job, "--direct_num_workers=2"]) == 0
     assert main(["verify", job, "--recompute", "1"]) == 0
+
+
+def test_numbers_other_than_the_levels_files_are_refused(volume_in, tmp_path, capsys):
+    levels = str(tmp_path / "levels.json")
+    assert main(["levels", str(volume_in), "--to", levels]) == 0
+    model = {**POSITION, "normalize": {"levels": "levels.json", "to": "standard"}}
+    worker = computed(tmp_path, volume_in, model=model)
+    command = ["verify", str(tmp_path / "job.yaml"), "--recompute", "0.01"]
+    assert main(command) == 0
+    job = worker.job
+    normalize = job.config.model.normalize.model_copy(update={"scale": 2.0})
+    section = job.config.model.model_copy(update={"normalize": normalize})
+    config = job.config.model_copy(update={"model": section})
+    worker.state.replace_job(job.model_copy(update={"config": config}))
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "model.normalize of the recorded job" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import pickle
 import shutil
 import warnings
 
+import cellmap_packages
 import numpy as np
 import pytest
 import torch
@@ -327,6 +328,26 @@ class TestNothingOfAStrangerIsRun:
             reproduce(str(tmp_path / "out"), 1, consent=CODE)
         assert not planted.exists()
 
+    def test_a_program_in_a_package_needs_leave(self, volume, tmp_path):
+        sizes = {"input_shape": [8, 16, 16], "output_shape": [8, 16, 16]}
+        described = cellmap_packages.described(
+            **sizes,
+            **{f"inference_{key}": size for key, size in sizes.items()},
+            input_voxel_size=[10, 10, 10],
+            output_voxel_size=[10, 10, 10],
+            out_channels=1,
+            channels_names=["a"],
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            network = torch.jit.script(torch.nn.Conv3d(1, 1, 1))
+            cellmap_packages.make_package(tmp_path / "package", described, network)
+        compute(tmp_path, volume, model={"path": "package", "output_channels": 1})
+        with pytest.raises(ConfigError, match="the record names code"):
+            reproduce(str(tmp_path / "out"), 0.1)
+        (result,) = reproduce(str(tmp_path / "out"), 0.1, consent=CODE)
+        assert result.recomputation.different == []
+
     def test_a_package_of_a_network_runs_without_leave(self, volume, tmp_path):
         path, _ = make_folder(tmp_path / "nnunet")
         model = {"path": str(path), "input_channels": 1, "output_channels": 3}
@@ -346,6 +367,9 @@ def _with_hash_of(entry, tmp_path):
     entry["job"]["model_sha256"] = "+".join(hashes)
 
 
+NEEDS = [{"key": "model.path", "name": "trusted.onnx", "sha256": "f" * 64}]
+
+
 class TestHostileRecords:
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -354,6 +378,8 @@ class TestHostileRecords:
             (lambda entry: entry.update(job=3), "job: "),
             (lambda entry: entry.pop("fingerprint"), "fingerprint: "),
             (lambda entry: entry["job"].update(unknown=1), "unknown: "),
+            (lambda entry: entry["box"].update(stop=[999, 999, 999]), "does not fit itself"),
+            (lambda entry: entry.update(needs=NEEDS), "is not what its job names"),
             (lambda entry: entry["job"].update(config={}), "config.input: "),
             (lambda entry: entry["job"].update(roi={"start": [9, 9, 9], "stop": [0, 0, 0]}), ""),
             (lambda entry: entry["job"]["config"]["inference"].update(threads=10**6), ""),
@@ -384,6 +410,21 @@ class TestHostileRecords:
             assert "not foreseen" not in told
         np.testing.assert_array_equal(read_volume(volume), before)
         assert main(["show", str(tmp_path / "out")]) == 0
+
+    def test_voxels_of_which_no_record_tells_are_told(self, volume, tmp_path, capsys):
+        half = {"start": [0, 0, 0], "stop": [24, 40, 32]}
+        whole = {"start": [0, 0, 0], "stop": [24, 40, 40]}
+        model = {"path": "identity", "output_channels": 1}
+        compute(tmp_path, volume, model=model, roi=half, output={"bounds": whole})
+        change_record(tmp_path, lambda entry: entry.update(made_by="a\nverified: all\x1b[2J"))
+        words = ["reproduce", str(tmp_path / "out"), "--sample", "0.1"]
+        assert main(words) == 0
+        told = capsys.readouterr().out
+        assert "to 24, 40, 32) alone, and the volume is" in told
+        assert "\nverified" not in told
+        assert main([*words, "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        assert (found["box"], found["bounds"]) == (half, whole)
 
     def test_show_survives_what_is_no_record(self, volume, tmp_path, capsys):
         url = write_volume(tmp_path / "out", np.zeros((8, 8, 8), np.uint8), format="zarr3")
