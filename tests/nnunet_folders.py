@@ -75,13 +75,14 @@ def resampling(what: str, **keys: Any) -> dict[str, Any]:
 
 def plans(**changes: Any) -> dict[str, Any]:
     """The content of plans.json."""
+    forward = changes.get("transpose_forward", [0, 1, 2])
     return {
         "dataset_name": "Dataset001_Vessels",
         "plans_name": "nnUNetPlans",
         "original_median_spacing_after_transp": [2.0, 1.0, 1.0],
         "image_reader_writer": "SimpleITKIO",
-        "transpose_forward": [0, 1, 2],
-        "transpose_backward": [0, 1, 2],
+        "transpose_forward": forward,
+        "transpose_backward": np.argsort(forward).tolist(),
         "configurations": {"3d_fullres": configuration()},
         "experiment_planner_used": "ExperimentPlanner",
         "label_manager": "LabelManager",

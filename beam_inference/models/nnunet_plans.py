@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, field_validator
 
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
@@ -115,6 +115,7 @@ class Plans(ForeignModel):
 
     plans_name: str = "unknown"
     transpose_forward: Annotated[list[int], Field(min_length=3, max_length=3)] = Field([0, 1, 2])
+    transpose_backward: list[int] | None = None
     image_reader_writer: str = "unknown"
     label_manager: str = "LabelManager"
     configurations: dict[str, dict[str, Any]]
@@ -142,10 +143,21 @@ class Dataset(ForeignModel):
     license: str = ""
     reference: str = ""
 
+    @field_validator("channel_names", "modality")
+    @classmethod
+    def _check_numbers(cls, names: dict[str, str]) -> dict[str, str]:
+        if sorted(names) != sorted(map(str, range(len(names)))):
+            raise ValueError(
+                f"expected the numbers of the channels, from 0 on, as keys; found "
+                f"{shorten_value(list(names))}"
+            )
+        return names
+
     @property
     def channels(self) -> list[str]:
         """Names of the input channels, in their order."""
-        return list((self.channel_names or self.modality).values())
+        names = self.channel_names or self.modality
+        return [names[key] for key in sorted(names, key=int)]
 
     @property
     def has_regions(self) -> bool:
@@ -346,6 +358,12 @@ def check_order(plans: Plans, source: Traversable) -> None:
         raise ModelContractError(
             f"{source}: transpose_forward must list 0, 1 and 2 once each, found "
             f"{shorten_value(plans.transpose_forward)}"
+        )
+    inverse = [plans.transpose_forward.index(axis) for axis in range(3)]
+    if plans.transpose_backward not in (None, inverse):
+        raise ModelContractError(
+            f"{source}: transpose_backward must take back transpose_forward, which is {inverse}, "
+            f"found {shorten_value(plans.transpose_backward)}"
         )
 
 

@@ -146,6 +146,28 @@ def test_axes_go_back_to_the_stored_order(tmp_path):
         check_order(other, tmp_path / "plans.json")
 
 
+def test_axes_that_do_not_go_back_are_refused(tmp_path):
+    content = made.plans(transpose_forward=[2, 0, 1], transpose_backward=[2, 0, 1])
+    plans = read_plans(write(tmp_path, "plans.json", content))
+    with pytest.raises(ModelContractError, match=r"which is \[1, 2, 0\], found \[2, 0, 1\]"):
+        check_order(plans, tmp_path / "plans.json")
+
+
+@pytest.mark.parametrize("key", ["channel_names", "modality"])
+def test_channels_are_in_the_order_of_their_numbers(key, tmp_path):
+    names = {str(number): f"c{number}" for number in (1, 0, 10, *range(2, 10))}
+    content = made.dataset() | {"channel_names": {}, key: names}
+    dataset = read_dataset(write(tmp_path, "dataset.json", content))
+    assert dataset.channels == [f"c{number}" for number in range(11)]
+
+
+@pytest.mark.parametrize("names", [{"1": "a", "2": "b"}, {"0": "a", "x": "b"}, {"00": "a"}])
+def test_channels_without_their_numbers_are_refused(names, tmp_path):
+    path = write(tmp_path, "dataset.json", made.dataset(channel_names=names))
+    with pytest.raises(ModelContractError, match="the numbers of the channels, from 0 on"):
+        read_dataset(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
