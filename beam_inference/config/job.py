@@ -1103,8 +1103,8 @@ class JobConfig(Model):
             self.output.dtype == "float32" or self.output.value_range is not None
         ):
             raise ValueError(
-                "the last operator of postprocess gives whole numbers, which are written as they "
-                "are: write an integer output.dtype, and no output.value_range"
+                "postprocess gives whole numbers, which are written as they are: write an integer "
+                "output.dtype, and no output.value_range"
             )
         if self.gives_labels:
             largest = largest_label(self.postprocess, self.output_model.output_channels)

@@ -84,6 +84,11 @@ class Operator(Model):
         """Whether results are whole numbers that name something: they are written as they are."""
         return False
 
+    @property
+    def keeps_labels(self) -> bool:
+        """Whether whole numbers that name something are such numbers afterwards, too."""
+        return False
+
     def channels_after(self, channels: int) -> int:
         """Number of channels of the result.
 
@@ -287,7 +292,10 @@ def interval_after(
 
 def gives_labels(operators: Sequence[Operator]) -> bool:
     """Whether the result is whole numbers, which are written as they are."""
-    return bool(operators) and operators[-1].gives_labels
+    found = False
+    for operator in operators:
+        found = operator.gives_labels or (found and operator.keeps_labels)
+    return found
 
 
 def largest_label(operators: Sequence[Operator], channels: int) -> int:
@@ -297,7 +305,8 @@ def largest_label(operators: Sequence[Operator], channels: int) -> int:
         operators: at least one, in the order in which they are applied.
         channels: number of channels of the network.
     """
-    return operators[-1].largest_label(channels_after(operators[:-1], channels))
+    giving = max(number for number, each in enumerate(operators) if each.gives_labels)
+    return operators[giving].largest_label(channels_after(operators[:giving], channels))
 
 
 def operator_bytes(operators: Sequence[Operator], channels: int) -> int:

@@ -28,6 +28,11 @@ class Clip(Operator):
             raise ValueError(f"low {self.low:g} must be less than high {self.high:g}")
         return self
 
+    @property
+    def keeps_labels(self) -> bool:
+        """Only between whole numbers: others would become values in their place."""
+        return all(limit is None or limit.is_integer() for limit in (self.low, self.high))
+
     def interval_after(self, interval: Interval | None, channels: int) -> Interval | None:  # noqa: ARG002
         """The part of the interval between the limits.
 

@@ -17,6 +17,11 @@ class Select(Operator):
     operator: Literal["select"]
     channels: list[Natural] = Field(min_length=1)
 
+    @property
+    def keeps_labels(self) -> bool:
+        """Always."""
+        return True
+
     def channels_after(self, channels: int) -> int:
         """Number of the selected channels.
 

@@ -108,7 +108,7 @@ def test_a_function_may_return_labels(folder):
 @pytest.mark.parametrize(
     ("own", "dtype", "message"),
     [
-        (LABELS, "float32", "the last operator of postprocess gives whole numbers"),
+        (LABELS, "float32", "postprocess gives whole numbers"),
         (LABELS | {"labels": 256}, "uint8", "labels up to 256, which uint8 does not hold"),
         (LABELS | {"labels": 2**24 + 1}, "uint32", "labels"),
         (LABELS | {"labels": None}, "uint32", "own with labels make"),

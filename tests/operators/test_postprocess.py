@@ -67,6 +67,14 @@ def result(tmp_path, name, chunk_shape=(16, 32, 32), output=None, inference=None
     return read_volume(tmp_path / name)
 
 
+def regions(array, labels):
+    """Labels of the last channel that is above, 0 where none is."""
+    found = np.zeros(array.shape[1:], np.uint16)
+    for channel, label in zip(array, labels, strict=True):
+        found[channel >= 100] = label
+    return found
+
+
 def smoothed(array, sigma):
     """A Gaussian cut off at four standard deviations, written out."""
     array = array.astype(np.float64)
@@ -108,6 +116,41 @@ def test_a_roi_is_smoothed_with_what_lies_around_it_in_the_domain(tmp_path):
     np.testing.assert_allclose(
         values, smoothed(INPUT, (0, 1.5, 1.5))[:, :16, 16:32, 16:32], atol=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("operators", "expected"),
+    [
+        (
+            [{"operator": "threshold", "at": 99.5}, {"operator": "select", "channels": [2, 0]}],
+            INPUT[[2, 0]] >= 100,
+        ),
+        (
+            [{"operator": "argmax"}, {"operator": "clip", "low": 1, "high": 9}],
+            INPUT.argmax(0).clip(1)[None],
+        ),
+        (
+            [
+                {"operator": "regions", "labels": [5, 9, 200], "above": 99.5},
+                {"operator": "clip", "high": 100},
+                {"operator": "select", "channels": [0]},
+            ],
+            regions(INPUT, [5, 9, 200]).clip(0, 100)[None],
+        ),
+    ],
+    ids=["select", "clip", "both"],
+)
+def test_whole_numbers_stay_whole_when_some_are_chosen_or_cut(operators, expected, tmp_path):
+    output = {"dtype": "uint16", "format": "zarr3"}
+    values = result(tmp_path, "out", (48, 64, 64), postprocess=operators, output=output)
+    np.testing.assert_array_equal(values, expected)
+
+
+def test_whole_numbers_are_values_after_other_operators(tmp_path):
+    operators = [{"operator": "threshold", "at": 99.5}, {"operator": "clip", "high": 0.5}]
+    output = {"dtype": "uint8", "format": "zarr3"}
+    values = result(tmp_path, "out", (48, 64, 64), postprocess=operators, output=output)
+    np.testing.assert_array_equal(values, np.where(INPUT >= 100, 255, 0))
 
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange", "crop"])
