@@ -52,8 +52,15 @@ class ChunkShapes:
     window: Zyx
 
     def held_bytes(self, info: SourceInfo) -> int:
-        """Bytes of the source that a thread holds in memory at a time."""
-        return math.prod(zyx.minimum(self.window, info.bounds.shape)) * info.itemsize
+        """Bytes of the source that a thread holds in memory at a time.
+
+        A grain that is larger than the window is decoded whole, beside it.
+        """
+        window, grain = (
+            math.prod(zyx.minimum(shape, info.bounds.shape)) * info.itemsize
+            for shape in (self.window, info.grain)
+        )
+        return window if grain <= window else window + grain
 
     def scratch_bytes(self, info: SourceInfo) -> int:
         """Bytes of disk that a chunk needs; 0 where it is held in memory."""

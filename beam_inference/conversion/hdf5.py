@@ -374,9 +374,14 @@ def _attribute(dataset: Any, key: str) -> Any:
 def _placement(dataset: Any) -> Placement:
     """The placement by ``resolution`` and ``offset`` (nm), or by ``element_size_um``."""
     sizes = _three_numbers(dataset, "resolution")
-    if sizes is None:
-        micrometres = _three_numbers(dataset, "element_size_um") or ()
-        sizes = [float(f"{_NM_PER_UM * size:.9g}") for size in micrometres]
+    micrometres = _three_numbers(dataset, "element_size_um") or ()
+    others = [float(f"{_NM_PER_UM * size:.9g}") for size in micrometres]
+    if sizes and others and not np.allclose(sizes, others, rtol=1e-3, equal_nan=True):
+        raise VolumeError(
+            f"{dataset.name} states two voxel sizes: resolution {sizes}, and element_size_um, "
+            f"which is {others} nm. Remove the wrong attribute."
+        )
+    sizes = sizes or others
     voxel_size_nm = stated_voxel_size(sizes) if sizes else None
     if voxel_size_nm is None:
         return Placement(None)

@@ -90,9 +90,19 @@ def _read(path: StoredFile, packing: str | None) -> RawSource:
         offset=(int(mrc.nstart.z), int(mrc.nstart.y), int(mrc.nstart.x)),
     )
     info = SourceInfo(
-        placement.bounds(shape), 1, dtype_name, placement.voxel_size_nm, FREE, _origin_notes(header)
+        placement.bounds(shape), 1, dtype_name, placement.voxel_size_nm, FREE, _notes(header)
     )
     return RawSource(path, layout, info, packing)
+
+
+def _notes(header: Any) -> tuple[str, ...]:
+    """What is lost of where the voxels lie."""
+    angles = [float(header.cellb[name]) for name in ("alpha", "beta", "gamma")]
+    if any(angle not in (0, 90) for angle in angles):
+        stated = ", ".join(f"{angle:g}" for angle in angles)
+        turned = (f"its axes meet at {stated} degrees, and are taken as at right angles",)
+        return turned + _origin_notes(header)
+    return _origin_notes(header)
 
 
 def _origin_notes(header: Any) -> tuple[str, ...]:

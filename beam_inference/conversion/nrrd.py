@@ -46,6 +46,8 @@ _LONGEST_HEADER = 2**20
 some ten megabytes of short lines take pynrrd half a minute."""
 
 
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+_LIST_OF_FILES = re.compile(rb"(?im)^data ?file: *(LIST\b|.*%[0-9]*d)")
 _FIELD_AS_PAIR = re.compile(
     rb"(?im)^((?:data|axis|byte|line|space|old)? ?"
     rb"(?:file|mins|maxs|skip|spacings|kinds|sizes|type|encoding|endian|dimension|directions|origin"
@@ -71,6 +73,11 @@ def nrrd_source(path: StoredFile) -> RawSource:
 def _read(path: StoredFile) -> RawSource:
     nrrd = import_library("nrrd", "NRRD")
     file = io.BytesIO(read_start(path, None, _LONGEST_HEADER))
+    if _LIST_OF_FILES.search(_BLANK_LINE.split(file.getvalue(), 1)[0]):
+        raise VolumeError(
+            f"{path} has its array in several files (data file: LIST, or a pattern): save it as "
+            "one file, or convert the files as a stack of slices"
+        )
     header = nrrd.read_header(file)
     pair = _FIELD_AS_PAIR.search(file.getvalue()[: file.tell()])
     if pair is not None:
@@ -201,23 +208,28 @@ def _placement(header: Header, axes: str) -> Placement:
     spacings = np.linalg.norm(steps.vectors, axis=1)
     if not (np.isfinite(spacings).all() and (spacings > 0).all()):
         return Placement(None)
-    sizes: list[float] = []
-    for spacing, unit in zip(spacings, steps.units, strict=True):
-        unit_nm = length_nm(unit)
-        if unit_nm is None:
-            stated = " × ".join(f"{n:g}" for n in spacings[::-1])
-            note = f"its header says {stated} (z, y, x), in no unit of length that is known here"
-            return Placement(None, notes=(note,))
-        sizes.append(float(f"{spacing * unit_nm:.12g}"))
+    units = [length_nm(unit) for unit in steps.units]
+    if None in units:
+        stated = " × ".join(f"{n:g}" for n in spacings[::-1])
+        note = f"its header says {stated} (z, y, x), in no unit of length that is known here"
+        return Placement(None, notes=(note,))
+    units_nm = np.array(units, float)
+    vectors_nm = steps.vectors * units_nm  # the components of each step are in the units of space
+    sizes = [float(f"{length:.12g}") for length in np.linalg.norm(vectors_nm, axis=1)]
     size = stated_voxel_size(sizes[::-1])
     if size is None:
         return Placement(None)
-    return placement_in_space(size, steps.vectors, spacings, header.get("space origin"))
+    origin = header.get("space origin")
+    origin_nm = None if origin is None else np.asarray(origin, float) * units_nm
+    return placement_in_space(size, vectors_nm, np.array(sizes), origin_nm)
 
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Steps from voxel to voxel along x, y, z: vectors in space, (3, 3), and units of its axes."""
+    """Steps from voxel to voxel along x, y, z: vectors in space, (3, 3), and units of its axes.
+
+    Vectors are rows; units are those of the components, in the columns.
+    """
 
     vectors: AnyArray
     units: list[str]

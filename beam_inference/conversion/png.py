@@ -141,10 +141,10 @@ def _check_complete(path: str, _size: int, _modified_ns: int) -> None:
 
 
 def _check_rows(path: Path) -> None:
-    """Refuse a PNG with fewer rows than its header states.
+    """Refuse a PNG with fewer or more rows than its header states.
 
     Raises:
-        ValueError: it has fewer.
+        ValueError: it has.
     """
     with path.open("rb") as file:
         file.seek(len(PNG_SIGNATURE))
@@ -157,11 +157,14 @@ def _check_rows(path: Path) -> None:
             file.seek(4, 1)  # its checksum
             if kind == b"IHDR":
                 expected = _bytes_of_rows(content)
-            while kind == b"IDAT" and content and not unpacked.eof:
+            while kind == b"IDAT" and content and not unpacked.eof and found <= expected:
                 found += len(unpacked.decompress(content, _AT_A_TIME))
                 content = unpacked.unconsumed_tail
-    if found < expected:
-        raise ValueError(f"it holds {found:,} bytes of rows, and its header requires {expected:,}")
+    if found != expected:
+        more = " or more" if found > expected else ""
+        raise ValueError(
+            f"it holds {found:,} bytes{more} of rows, and its header requires {expected:,}"
+        )
 
 
 _AT_A_TIME = 2**24

@@ -57,6 +57,7 @@ from beam_inference.errors import (
     VolumeError,
     WorkerFault,
 )
+from beam_inference.foreign_text import shorten_text
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.volumes.axes import length_nm
@@ -408,6 +409,14 @@ def _check_ome_metadata(path: StoredFile, tiff: Any) -> None:
         return
     root = ElementTree.fromstring(tiff.ome_metadata)
     own = root.get("UUID")
+    elsewhere = root.find(".//{*}BinaryOnly")
+    if elsewhere is not None:
+        name = shorten_text(elsewhere.get("MetadataFile", "") or "another file")
+        raise VolumeError(
+            f"{path} is one of several files of an OME data set: what its pages are, stands in "
+            f"{name}. Save the data set as one OME-TIFF, or convert the files as a stack of slices "
+            "if they are that."
+        )
     for element in root.iterfind(".//{*}TiffData/{*}UUID"):
         name = element.get("FileName", "").lower()
         if element.text != own and (own is not None or name != tiff.filename.lower()):

@@ -1,6 +1,7 @@
 """Volumes in files as other programs wrote them: voxels, sizes, offsets, and what is refused."""
 
 import json
+import struct
 import zlib
 
 import h5py
@@ -149,6 +150,24 @@ def test_headers_of_nrrd_that_may_be_read_in_two_ways_are_refused(tmp_path, line
         source_of(write_file(tmp_path / "a.nrrd", nrrd_bytes(array, lines)))
 
 
+def test_units_of_nrrd_are_those_of_the_axes_of_space(tmp_path):
+    lines = ["space dimension: 3", 'space units: "nm" "um" "mm"']
+    lines += ["space directions: (0,0,2) (0,3,0) (4,0,0)"]
+    source = source_of(write_file(tmp_path / "a.nrrd", nrrd_bytes(random_array("uint8"), lines)))
+    # x leads along the third axis of space, which is in millimetres
+    assert source.info.voxel_size_nm == (4.0, 3000.0, 2e6)
+    assert "turned" in " ".join(source.info.notes)
+
+
+@pytest.mark.parametrize(
+    "line", ["data file: LIST", "datafile: LIST 2", "data file: a%03d.raw 1 3 1"]
+)
+def test_nrrd_in_several_files_is_refused_by_name(tmp_path, line):
+    content = nrrd_bytes(random_array("uint8"), [line])
+    with pytest.raises(VolumeError, match="has its array in several files"):
+        source_of(write_file(tmp_path / "a.nhdr", content))
+
+
 def test_a_pair_of_nrrd_that_is_no_field_is_left_alone(tmp_path):
     array = random_array("uint8")
     content = nrrd_bytes(array, ["scanner:=FIB", "a note on my data file:=none"])
@@ -163,6 +182,13 @@ def test_nrrd_with_its_data_beside_it(tmp_path):
     source = source_of(write_file(tmp_path / "a.nhdr", header + b"\n\n"))
     assert_holds(source, array)
     assert "says 3 × 1 × 1 (z, y, x), in no unit" in source.info.notes[0]
+
+
+def test_angles_of_mrc_are_told(tmp_path):
+    content = bytearray(mrc_bytes(random_array("int16"), (20, 20, 20)))
+    struct.pack_into("<3f", content, 52, 90, 90, 120)
+    source = source_of(write_file(tmp_path / "a.mrc", bytes(content)))
+    assert "its axes meet at 90, 90, 120 degrees" in source.info.notes[0]
 
 
 @pytest.mark.parametrize("name", ["a.mrc", "a.rec", "a.mrc.gz"])
@@ -233,6 +259,18 @@ def test_hdf5(tmp_path):
             source_of(path, name)
     with pytest.raises(VolumeError, match="has the axes"):
         source_of(path, "list")
+
+
+def test_two_voxel_sizes_of_hdf5_that_disagree_are_refused(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["v"] = random_array("uint8")
+        file["v"].attrs.update(resolution=[40, 4, 4], element_size_um=[0.04, 0.004, 0.004])
+    assert source_of(path).info.voxel_size_nm == (40.0, 4.0, 4.0)
+    with h5py.File(path, "a") as file:
+        file["v"].attrs["element_size_um"] = [0.03, 0.004, 0.004]
+    with pytest.raises(VolumeError, match="states two voxel sizes"):
+        source_of(path)
 
 
 def write_ilastik(path, array, axes, **keys):

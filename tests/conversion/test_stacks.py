@@ -1,5 +1,6 @@
 """TIFF files and stacks of slices: order, gaps, differences, and windows against the whole."""
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -228,8 +229,6 @@ def test_what_pillow_would_change_is_refused(tmp_path):
         source_of(tmp_path / "c.jpg")
     header = b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4, "big") + b"IHDR"
     header += (4).to_bytes(4, "big") * 2 + bytes([16, 2, 0, 0, 0])  # sixteen bits, three colours
-    import zlib
-
     chunk = header + zlib.crc32(header[12:]).to_bytes(4, "big")
     for kind, data in ((b"IDAT", zlib.compress(bytes(4 * 25))), (b"IEND", b"")):
         chunk += (
@@ -237,6 +236,18 @@ def test_what_pillow_would_change_is_refused(tmp_path):
         )
     with pytest.raises(VolumeError, match="16 bits a channel in PNG's colour type 2"):
         source_of(write_file(tmp_path / "deep.png", chunk))
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_rows_that_the_header_does_not_state_are_refused(rows, tmp_path):
+    Image.fromarray(random_array("uint8", (rows, 6))).save(tmp_path / "a.png")
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    content[20:24] = (4).to_bytes(4, "big")
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    (tmp_path / "a.png").write_bytes(content)
+    source = source_of(tmp_path)
+    with pytest.raises(PermanentReadError, match="bytes.* of rows, and its header requires 28"):
+        source.open()(source.info.bounds)
 
 
 def test_tables_of_colours_are_dropped_and_values_kept(tmp_path):

@@ -39,6 +39,15 @@ def exchange_strips(path, number):
         tiff.pages[number].aspage().tags["StripOffsets"].overwrite((second, first))
 
 
+def test_pages_that_another_file_describes_are_refused(tmp_path):
+    path = tmp_path / "a.ome.tif"
+    text = '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06">'
+    text += '<BinaryOnly MetadataFile="c.companion.ome" UUID="urn:uuid:1"/></OME>'
+    tifffile.imwrite(path, IMAGE, photometric="minisblack", description=text, metadata=None)
+    with pytest.raises(VolumeError, match=r"what its pages are, stands in c\.companion\.ome"):
+        tiff_source(str(path), None)
+
+
 @pytest.mark.parametrize("kind", ["ome", "plain"])
 @pytest.mark.parametrize("number", [None, 0, 1, 2])
 def test_strips_in_another_order(tmp_path, kind, number):
