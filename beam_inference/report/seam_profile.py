@@ -29,7 +29,6 @@ BORDERS = 12
 """Cut-outs on each axis, at most."""
 _LOOKED_FOR = 96
 _STANDS_OUT = 1.15
-_CLOSE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,10 @@ class SeamProfile:
     def stands_out(self) -> bool:
         """Whether neighbours differ clearly more across a border than at any distance from it.
 
-        Pairs close by do not count: an error at a border disturbs the next voxels, too.
+        Pairs close by count, too. In smooth values the differences of a few places are much alike,
+        and a border may lie where they are largest; but then they are as large beside it.
         """
-        others = (
-            self.differences[_CLOSE:] if len(self.differences) > _CLOSE else self.differences[1:]
-        )
+        others = self.differences[1:]
         return bool(len(others) and self.at_border > _STANDS_OUT * float(others.max()))
 
 

@@ -4,9 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import job_values, read_volume, toy, write_job
+from helpers import do_job, job_values, read_volume, toy, write_job, write_volume
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import ndimage
 
 from beam_inference.cli.main import main
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -105,6 +106,23 @@ def test_a_job_with_seams_shows_them_and_others_show_none(volume_in, tmp_path, s
         assert profile.stands_out == (seams == "crop")
         if seams == "crop":
             assert profile.at_border > 1.2 * profile.elsewhere
+
+
+@pytest.mark.parametrize("sigma", [1.5, 6, 10])
+def test_smooth_values_of_few_places_have_no_seams(sigma, tmp_path):
+    shape = (48, 48, 48)
+    found = []
+    for seed in range(3):
+        noise = ndimage.gaussian_filter(np.random.default_rng(seed).normal(size=shape), sigma)
+        array = (255 / (1 + np.exp(-4 * noise / noise.std()))).astype(np.uint8)
+        folder = tmp_path / str(seed)
+        write_volume(folder / "in", array)
+        model = {"path": "identity", "output_channels": 1}
+        values = job_values(folder / "in", folder / "out", model=model)
+        do_job(values, folder)
+        found += profiles_of(folder / "out")[1]
+    assert len(found) == 9
+    assert not any(profile.stands_out for profile in found)
 
 
 def test_borders_of_chunks_that_are_not_finished_are_left_out(job, tmp_path):
