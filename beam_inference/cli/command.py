@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import shlex
 import textwrap
 from collections.abc import Callable, Sequence
@@ -75,11 +76,18 @@ class PipelineOptions(Options):
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
+_NO_VALUE = re.compile(r"argument (--[^/:\s]+).*: expected one argument")
+"""argparse's message also for values that it takes for flags, such as -1,2."""
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors are clean, and name the command or choice that may have been meant."""
 
     def error(self, message: str) -> NoReturn:
         """Print usage and a message, and exit with 2."""
+        flag = _NO_VALUE.fullmatch(message)
+        if flag is not None:
+            message += f"; one that begins with a minus sign needs an equals sign: {flag[1]}=-1"
         super().error(clean_text(message))
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:

@@ -43,6 +43,12 @@ def test_flags_of_beam_in_the_help_are_flags_of_beam(place, capsys):
     assert all(flag in told for flag in flags)
 
 
+def test_values_that_look_like_flags_are_told_how_to_write(capsys):
+    with pytest.raises(SystemExit):
+        main(["convert", "a.npy", "b", "--offset", "-7,1,2"])
+    assert "needs an equals sign: --offset=-1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_shells_can_complete_the_words(shell, capsys):
     assert main(["completion", shell]) == 0
