@@ -7,6 +7,7 @@ Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunk
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import sys
 import traceback
@@ -65,6 +66,7 @@ COMMAND_MODULES = (
 """Modules that declare commands by a function ``add(subparsers)``, in the order of the help."""
 
 
+@functools.cache
 def command_parser() -> CommandParser:
     """The parser of all commands. Its result has an ``action``, which runs the command."""
     parser = CommandParser(

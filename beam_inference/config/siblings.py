@@ -16,7 +16,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import islice
 from pathlib import Path
@@ -156,7 +156,7 @@ class _Source:
         waiting = list(self._starts)
         is_installed = _is_installed(self.file)  # where much more lies than what is its own
         while waiting:
-            for name in _imported_names(waiting.pop()):
+            for name in sorted(_imported_names(waiting.pop())):
                 sibling = self.find(name)
                 if sibling is not None and name not in found and name != _OWN_PACKAGE:
                     found[name] = sibling
@@ -217,31 +217,42 @@ def _installed_folders() -> list[Path]:
     return [Path(path).resolve() for path in paths if path]
 
 
-def _imported_names(file: Path) -> Iterator[str]:
+def _imported_names(file: Path) -> frozenset[str]:
     """First parts of the names of all modules that a file imports, wherever in its code."""
     try:
-        tree = parse_python(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
+        source = file.read_bytes()
+    except OSError:  # it is not imported, or fails where it is
+        return frozenset()
+    return _names_in(source)
+
+
+@lru_cache(1_000)  # each launch of a process asks for the same files
+def _names_in(source: bytes) -> frozenset[str]:
+    """First parts of the names of all modules that some code imports."""
+    try:
+        tree = parse_python(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         # it is not imported, or fails where it is, or nests so deeply that a machine has written it
-        return
-    nodes = list(ast.walk(tree))
+        return frozenset()
+    found: set[str] = set()
     texts = []
     imports_by_text = False
-    for node in nodes:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [each.name.partition(".")[0] for each in node.names]
             imports_by_text |= not _IMPORTS_BY_TEXT.isdisjoint(names)
-            yield from names
+            found.update(names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             name = node.module.partition(".")[0]
             imports_by_text |= name in _IMPORTS_BY_TEXT
-            yield name
+            found.add(name)
         elif isinstance(node, ast.Name):
             imports_by_text |= node.id in _IMPORTS_BY_TEXT
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
     if imports_by_text:
-        yield from (text.partition(".")[0] for text in texts if _MODULE_NAME.fullmatch(text))
+        found.update(text.partition(".")[0] for text in texts if _MODULE_NAME.fullmatch(text))
+    return frozenset(found)
 
 
 def _sibling(name: str, folder: Path) -> Path | None:
