@@ -127,6 +127,7 @@ def main() -> None:
                 f"{once} and {eight} voxels"
             ),
             "time": compare_times(known.python, places["wide"], known.rounds),
+            "bound": run(known.python, "bound", places["wide"], 1),
             "peak_bytes": {
                 name: compare_memory(known.python, places[name]) for name in ("once", "eight times")
             },

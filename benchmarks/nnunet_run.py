@@ -1,5 +1,8 @@
 """Run one tool on an nnU-Net results folder: ``python nnunet_run.py TOOL FOLDER REPEATS``.
 
+With "bound" as TOOL, and the python of nnU-Net, it prints what the machine itself allows: the
+floating-point operations of nnU-Net's run, and how many of them per second products of matrices do.
+
 Run by ``benchmarks.nnunet``, with the python of this project for "beam-inference", and with that of
 nnU-Net for "nnU-Net". FOLDER has ``model``, the results folder, the image as ``image.npy`` (C, Z,
 Y, X) and as a volume ``image``, and ``job.yaml``, which ``beam-inference init`` wrote. Both go from
@@ -21,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 # this file is run by name, also where nothing is installed
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -81,9 +85,33 @@ TOOLS: dict[str, Callable[[Path], Callable[[], float]]] = {
 }
 
 
+def _multiply(size: int = 2048, repeats: int = 20) -> float:
+    """Multiply float32 matrices; the operations per second of the fastest of all repeats."""
+    left, right = torch.rand(2, size, size)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
+
+
+def bound(folder: Path) -> dict[str, float]:
+    """Count the operations of nnU-Net's run, and measure how fast the machine multiplies."""
+    run = nnunet(folder)
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return {"operations": counter.get_total_flops(), "operations_per_second": _multiply()}
+
+
 def main(tool: str, folder: str, repeats: str) -> None:
     """Run a tool, and print its figures as the last line."""
     logging.disable(logging.WARNING)
+    if tool == "bound":
+        figures = bound(Path(folder))
+        print()
+        print(json.dumps(figures))
+        return
     run = TOOLS[tool](Path(folder))
     run()  # libraries load what they need, and make their threads
     seconds: list[float] = []
