@@ -19,12 +19,19 @@ from huggingface_hub import get_session
 from beam_inference.errors import ModelContractError
 
 MOST_LISTING_BYTES = 4 << 20
-"""Most bytes of an answer that is no file: one that lists 10,000 files has some 500 KB."""
+"""Most bytes of all answers together that are no files: a list of 10,000 files has some 500 KB."""
+
+LONGEST_WAIT_SECONDS = 60
+"""How long a server may have this process wait before it asks again; the library waits any time."""
 
 LISTING_SECONDS = 60.0
 """How long such an answer may take."""
 
+MOST_PAGES = 1_000
+"""Most answers that are no files: the library follows a listing from page to page without end."""
+
 _COMMIT = re.compile("[0-9a-f]{40}")
+_WAIT = re.compile(r"\bt\s*=\s*(\d+)")
 _CONTENT = re.compile(r'(W/)?"?\w[\w-]*"?', re.ASCII)
 
 
@@ -44,15 +51,16 @@ def bound_answers(folder: Path) -> None:
     """
     client = get_session()
     hooks = client.event_hooks
-    if not any(isinstance(each, _Bounds) for each in hooks["response"]):
-        client.event_hooks = {**hooks, "response": [_Bounds(folder), *hooks["response"]]}
+    others = [each for each in hooks["response"] if not isinstance(each, _Bounds)]
+    client.event_hooks = {**hooks, "response": [_Bounds(folder), *others]}
 
 
 class _Bounds:
-    """Checks an answer before the library sees it."""
+    """Checks the answers for one repository before the library sees them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._listings = _Listings()
         self._redirected: set[str] = set()
         """Where listings were said to lie instead."""
 
@@ -68,6 +76,7 @@ class _Bounds:
                 raise ModelContractError(f"the server names a file's content {headers[name]!a:.80}")
         if headers.get("content-encoding", "identity") != "identity":
             raise ModelContractError("the server packs its answer, which was not asked for")
+        _check_wait(headers)
         if answer.request.method != "GET":
             return
         is_listing = self._is_listing(answer.request.url)
@@ -76,7 +85,7 @@ class _Bounds:
         if answer.is_success and not is_listing:
             self._check_file(headers.get("content-length"))
         else:
-            _read_listing(answer)
+            self._listings.read(answer)
 
     def _is_listing(self, url: httpx2.URL) -> bool:
         """Whether a URL is that of a listing; the server's address may have a path of its own."""
@@ -93,31 +102,53 @@ class _Bounds:
             raise ModelContractError(f"a file has {int(length):,} bytes, and {free:,} are free")
 
 
-def _read_listing(answer: httpx2.Response) -> None:
-    """Read an answer that is no file, within bounds, and check the commit that it names."""
-    if isinstance(answer.stream, httpx2.SyncByteStream):
-        answer.stream = _Bounded(answer.stream)
-    content = answer.read()
-    try:
-        told = json.loads(content)
-    except (ValueError, RecursionError):
-        return  # which the library tells, as it does an error's page
-    if isinstance(told, dict) and answer.is_success and "sha" in told:
-        check_commit(told["sha"])
+def _check_wait(headers: httpx2.Headers) -> None:
+    """Check how long the server wants to be left alone. Raises ModelContractError."""
+    stated = [headers.get("retry-after", ""), *_WAIT.findall(headers.get("ratelimit", ""))]
+    longest = max((int(each) for each in stated if each.isdecimal()), default=0)
+    if longest > LONGEST_WAIT_SECONDS:
+        raise ModelContractError(
+            f"the server wants to be asked again in {longest:,} s: give the command again then"
+        )
+
+
+class _Listings:
+    """Reads answers that are no files, which are bounded together: they may be pages of a list."""
+
+    def __init__(self) -> None:
+        self._pages = 0
+        self._bytes_left = MOST_LISTING_BYTES
+
+    def read(self, answer: httpx2.Response) -> None:
+        """Read an answer, and check the commit that it names. Raises ModelContractError."""
+        self._pages += 1
+        if self._pages > MOST_PAGES:
+            raise ModelContractError(f"the server's listing has more than {MOST_PAGES:,} pages")
+        if isinstance(answer.stream, httpx2.SyncByteStream):
+            answer.stream = _Bounded(answer.stream, self._bytes_left)
+        content = answer.read()
+        self._bytes_left -= len(content)
+        try:
+            told = json.loads(content)
+        except (ValueError, RecursionError):
+            return  # which the library tells, as it does an error's page
+        if isinstance(told, dict) and answer.is_success and "sha" in told:
+            check_commit(told["sha"])
 
 
 class _Bounded(httpx2.SyncByteStream):
     """A body that ends. It raises ModelContractError where it does not within bounds."""
 
-    def __init__(self, stream: httpx2.SyncByteStream) -> None:
+    def __init__(self, stream: httpx2.SyncByteStream, most_bytes: int) -> None:
         self._stream = stream
+        self._most_bytes = most_bytes
 
     def __iter__(self) -> Iterator[bytes]:
         begin = time.monotonic()
         seen = 0
         for part in self._stream:
             seen += len(part)
-            if seen > MOST_LISTING_BYTES:
+            if seen > self._most_bytes:
                 raise ModelContractError(
                     f"the server's listing has more than {MOST_LISTING_BYTES:,} bytes"
                 )

@@ -20,6 +20,8 @@ class RepositoryServer(ThreadingHTTPServer):
         headers: sent with files in place of the right ones; one that is empty is left out.
         description: put into what is said of a commit.
         redirects: where files are said to lie instead, by their names.
+        refusal: headers of an answer 429 to everything that is asked; None for none.
+        has_pages: whether a list of files names a next page, without end.
     """
 
     def __init__(self, name: str, commits: Commits) -> None:
@@ -30,6 +32,8 @@ class RepositoryServer(ThreadingHTTPServer):
         self.headers: dict[str, str] = {}
         self.description: dict[str, object] = {}
         self.redirects: dict[str, str] = {}
+        self.refusal: dict[str, str] | None = None
+        self.has_pages = False
 
     @property
     def url(self) -> str:
@@ -59,6 +63,12 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).strip("/")
         self.server.requests.append(path)
         name = self.server.repository
+        if self.server.refusal is not None:
+            self.send_response(429)
+            for key, value in {"Content-Length": "0", **self.server.refusal}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            return
         headers: dict[str, str] = {}
         content: bytes | None = None
         if path.startswith(f"{name}/resolve/"):
@@ -78,6 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
                 content = json.dumps(self._describe(commit)).encode()
             elif commit is not None and kind == "tree":
                 content = json.dumps(self._list_files(commit)).encode()
+                if self.server.has_pages:
+                    headers = {"Link": f'<{self.server.url}/{path}?cursor=1>; rel="next"'}
         self._send(content, headers, with_body=with_body)
 
     def _describe(self, commit: str) -> dict[str, object]:

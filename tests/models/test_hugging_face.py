@@ -3,6 +3,7 @@
 import logging
 import shutil
 import warnings
+from pathlib import Path
 
 import cellmap_packages as made
 import pytest
@@ -190,6 +191,34 @@ def test_a_listing_that_never_ends(server, monkeypatch):
     monkeypatch.setattr("beam_inference.models.hub_client.LISTING_SECONDS", -1)
     with pytest.raises(ModelContractError, match="for more than|takes more than"):
         fetch_repository(f"hf://{NAME}")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Retry-After": "100000"}, {"RateLimit": '"api";r=0;t=100000'}],
+    ids=lambda headers: next(iter(headers)),
+)
+def test_a_server_that_wants_to_be_left_alone_for_a_day(server, headers):
+    server.refusal = headers
+    with pytest.raises(ModelContractError, match="asked again in 100,000 s"):
+        fetch_repository(f"hf://{NAME}")
+
+
+def test_pages_without_an_end(server, monkeypatch):
+    from huggingface_hub import HfApi
+
+    from beam_inference.models import hub_client
+
+    server.has_pages = True
+    monkeypatch.setattr(hub_client, "MOST_PAGES", 20)
+    hub_client.bound_answers(Path("."))
+    with pytest.raises(ModelContractError, match="more than 20 pages"):
+        list(HfApi(endpoint=server.url).list_repo_tree(NAME, revision=FIRST))
+    monkeypatch.setattr(hub_client, "MOST_PAGES", 10**6)
+    monkeypatch.setattr(hub_client, "MOST_LISTING_BYTES", 5_000)
+    hub_client.bound_answers(Path("."))
+    with pytest.raises(ModelContractError, match="more than 5,000 bytes"):
+        list(HfApi(endpoint=server.url).list_repo_tree(NAME, revision=FIRST))
 
 
 def answer_of(url, length, status=200, **headers):
