@@ -133,11 +133,11 @@ class LaunchedJob:
         """
         recomputation = None
         if recompute is not None:
+            from beam_inference.launch.prepare import check_is_launched
             from beam_inference.launch.recomputation import recompute_chunks
-            from beam_inference.launch.resume import check_same_levels
 
             relocated = self.relocated_job
-            check_same_levels(self.config, relocated, self.state.url)
+            check_is_launched(self.config, relocated, self.state.url)
             recomputation = recompute_chunks(
                 relocated,
                 self.state,

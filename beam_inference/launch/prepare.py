@@ -74,6 +74,7 @@ from beam_inference.launch.resume import (
     check_same,
     check_same_engine,
     check_same_network,
+    check_same_roi,
 )
 from beam_inference.launch.strategy import cheaper_strategy
 from beam_inference.launch.witnesses import find_comparable
@@ -82,7 +83,7 @@ from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import loader_of, suffix_of
 from beam_inference.models.trust import Trust
 from beam_inference.volumes.input_volume import InputVolume
-from beam_inference.volumes.outputs import create_output
+from beam_inference.volumes.outputs import LOSSY, create_output
 from beam_inference.volumes.provenance import read_provenance
 
 logger = logging.getLogger(__name__)
@@ -600,6 +601,32 @@ def _is_done(state: State, job: ResolvedJob, shard: Shard | None) -> bool:
     with _state_errors():
         is_listed = receipts.count_receipts(start, stop) == stop - start
         return is_listed and receipts.tally_receipts(stop, start).chunks == stop - start
+
+
+def check_is_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> None:
+    """Check that a job file, with all that it names but its network, gives the job as recorded.
+
+    Args:
+        config: the job file as it is now.
+        earlier: the job as its first launch resolved it, its output where it is now.
+        url: URL of its state folder.
+
+    Raises:
+        StateError: it gives another job.
+        UserError: something that it names is gone, or wrong.
+    """
+    planned = plan_job(config, THIS_PROCESS, earlier=earlier)
+    here = resolve_without_network(planned, earlier)
+    check_same(earlier, here, url)
+    check_same_roi(earlier, here, url)
+    for key, single in earlier.config.by_output.items():
+        encoding = single.output.encoding
+        if encoding in LOSSY and config.by_output[key].output.encoding == "auto":
+            raise StateError(
+                f"{url}: {key} is recorded with the lossy encoding {encoding}, which "
+                f"{key}.encoding: auto never chooses. If that was meant, write it in the job file; "
+                "else compute every chunk again: run with --overwrite"
+            )
 
 
 def resolve_without_network(

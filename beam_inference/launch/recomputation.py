@@ -25,10 +25,13 @@ from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
     ConfigError,
+    ModelContractError,
+    NonFiniteError,
     StateError,
     WorkerFault,
 )
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.exact_sums import bound_after_trial
 from beam_inference.geometry.partition import in_runs
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
@@ -46,7 +49,11 @@ from beam_inference.volumes.outputs import create_output
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.open_job import OpenJob, OpenOutput, open_job
 from beam_inference.worker.previews import OpenPreview
-from beam_inference.worker.trial import calibration_samples
+from beam_inference.worker.trial import (
+    calibration_samples,
+    largest_predictions,
+    patches_to_try,
+)
 from beam_inference.worker.worker import make_chunk_inference
 
 if TYPE_CHECKING:
@@ -55,6 +62,8 @@ if TYPE_CHECKING:
 _SEED_BITS = 32
 _MOST_CHUNKS = 10**6
 """Most chunks that are computed again; at a second for each they take eleven days."""
+_MOST_TIMES_USUAL = 2.0**6
+"""How far a recorded prediction bound may lie above that of a trial: sums lose six bits of 24."""
 _LAUNCH = "verify"
 """Name of the launch in log lines; nothing is recorded under it."""
 
@@ -110,8 +119,7 @@ def recompute_chunks(
     compared = _Comparison([], [])
     if receipts:
         with _refusing_faults():
-            made_again = _make_network_again(job, trust)
-            recomputer = _Recomputer(_open(job, state.url, trust=trust, predictor=made_again))
+            recomputer = _Recomputer(_open_doubted(job, state.url, trust))
 
             def is_explained(chunk: int) -> bool:
                 is_mixed = job.config.inference.mixed_devices
@@ -153,9 +161,7 @@ def recompute_output(
         )
     chunks = _draw(job, share, seed, list)
     with _refusing_faults():
-        url = default_state_url(job.config)
-        predictor = _make_network_again(job, trust)
-        recomputer = _Recomputer(_open(job, url, trust=trust, predictor=predictor))
+        recomputer = _Recomputer(_open_doubted(job, default_state_url(job.config), trust))
         compared = recomputer.compare(chunks, lambda _: is_other_engine, progress)
     return Recomputation(share, seed, chunks, compared.different, compared.undecided)
 
@@ -199,6 +205,51 @@ def _draw(
         if chosen or share >= 1:
             return chosen
         share = min(1.0, 2 * share)
+
+
+def _open_doubted(job: ResolvedJob, state_url: str, trust: Trust) -> OpenJob:
+    """Open a job of which only the network itself shows whether what is recorded is right.
+
+    Raises:
+        StateError: it is not.
+        The errors of :func:`_open`.
+    """
+    opened = _open(job, state_url, trust=trust, predictor=_make_network_again(job, trust))
+    _check_bounds(opened)
+    return opened
+
+
+def _check_bounds(opened: OpenJob) -> None:
+    """Refuse recorded prediction bounds so large that they would have rounded values away.
+
+    Raises:
+        StateError: one is, and the job file does not state it.
+        ModelContractError: the network gives no numbers.
+    """
+    config = opened.job.config
+    stated = config.model.stated_bounds
+    recorded = opened.job.sum_bounds
+    if None not in stated or not recorded:
+        return
+    patches = patches_to_try(config, opened.input, opened.job.plan)
+    channels = config.model.channel_ranges
+    try:
+        largest = largest_predictions(
+            opened.predictor, patches, opened.normalize, opened.batch_size, channels
+        )
+    except NonFiniteError as error:
+        raise ModelContractError(f"{error} for a patch of the input") from None
+    # where nothing could be tried, the launch has taken the bound from the range of values
+    of_output = max(map(abs, config.output.value_range or (0.0,)))
+    for bound, written, found in zip(recorded, stated, largest, strict=True):
+        usual = bound_after_trial(max(found, of_output))
+        if written is None and bound > _MOST_TIMES_USUAL * usual:
+            raise StateError(
+                f"the recorded prediction_bound, {bound:g}, is far above the {usual:g} that the "
+                "network's values here need: sums were rounded to multiples of "
+                f"{bound * 2.0**-23:.2g}, and nothing smaller was kept. If that was meant, write "
+                "it as model.prediction_bound; else compute every chunk again: run with --overwrite"
+            )
 
 
 def _make_network_again(job: ResolvedJob, trust: Trust) -> Predictor | None:

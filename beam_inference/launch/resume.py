@@ -12,7 +12,6 @@ from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import dump_normalize, levels_files
 from beam_inference.errors import StateError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.job.parts import open_input
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
@@ -113,40 +112,6 @@ def _check_same_voxels(config: JobConfig, earlier: ResolvedJob, url: str) -> Non
                 f"{url} belongs to another job: {key} is {there} there, here {now}. Use another "
                 "output.path, or pass --overwrite to compute every chunk again."
             )
-
-
-def check_same_levels(config: JobConfig, earlier: ResolvedJob, url: str) -> None:
-    """Refuse a job whose first launch, as it is recorded, took other numbers than levels files say.
-
-    Where a levels file is gone, the recorded numbers are believed, with a warning.
-
-    Args:
-        config: the job file as it is now.
-        earlier: the job as its first launch resolved it.
-        url: URL of its state folder.
-
-    Raises:
-        StateError: a number differs.
-        UserError: the input or a levels file cannot be read.
-    """
-    before = earlier.config
-    now = decide.decide_levels_of_input(config, earlier)
-    volumes = [each.stored for each in open_input(now).volumes]
-    pairs = {
-        "input.box": (now.input.box, before.input.box),
-        "input.resample": (now.input.resample, before.input.resample),
-        "model.normalize": (
-            decide.decide_normalization(now, volumes, earlier),
-            before.model.normalize,
-        ),
-    }
-    changed = [key for key, (here, there) in pairs.items() if here != there]
-    if changed:
-        raise StateError(
-            f"{url}: {' and '.join(changed)} of the recorded job are not what the levels files of "
-            "the job file say now: either was changed since. Restore the levels files, or remove "
-            "them to believe the record; to compute every chunk again, run with --overwrite"
-        )
 
 
 def check_same_engine(
@@ -253,9 +218,9 @@ def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
     layouts = zip(earlier.axis_layouts, job.axis_layouts, strict=True)
     if any(before and before != now for before, now in layouts):
         raise StateError(
-            f"the metadata of an input say now that its axes are stored in another order than when "
-            f"the job of {url} began: its voxels would be exchanged. Restore the metadata, use "
-            "another output.path, or pass --overwrite to compute every chunk again."
+            "the metadata of an input say now that its axes, or bytes, are stored in another order "
+            f"than when the job of {url} began: voxels would be other ones. Restore the metadata, "
+            "use another output.path, or pass --overwrite to compute every chunk again."
         )
     for key, mask in job.masks.items():
         before = earlier.masks.get(key, mask)

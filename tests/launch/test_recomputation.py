@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import POSITION, job_values, toy, write_job, write_volume
+from helpers import POSITION, job_values, read_volume, toy, write_job, write_volume
 
 from beam_inference import load_job, verify
 from beam_inference.cli.main import main
@@ -232,4 +232,66 @@ def test_numbers_other_than_the_levels_files_are_refused(volume_in, tmp_path, ca
     worker.state.replace_job(job.model_copy(update={"config": config}))
     capsys.readouterr()
     assert main(command) == 2
-    assert "model.normalize of the recorded job" in capsys.readouterr().err
+    assert "model.normalize: {" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["prediction_bound", "head_bounds"])
+def test_a_bound_that_rounds_values_away_is_refused(key, volume_in, tmp_path, capsys):
+    model = POSITION
+    if key == "head_bounds":
+        heads = [{"key": 0, "channels": 2}, {"key": 1, "channels": 1}]
+        model = toy("heads", output_channels=3, heads=heads)
+    worker = computed(
+        tmp_path, volume_in, model=model, output={"head": 0} if "heads" in model else {}
+    )
+    command = ["verify", str(tmp_path / "job.yaml"), "--recompute", "0.01"]
+    assert main(command) == 0
+    bounds = {"prediction_bound": 2.0**30}
+    if key == "head_bounds":
+        bounds["head_bounds"] = [2.0**30, worker.job.head_bounds[1]]
+    worker.state.replace_job(worker.job.model_copy(update=bounds))
+    (tmp_path / "out" / "_beam_inference" / "owners.json").unlink()
+    assert main(["run", str(tmp_path / "job.yaml")]) == 0  # which believes its state
+    assert not read_volume(tmp_path / "out").any()
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "the recorded prediction_bound, 1.07374e+09, is far above" in capsys.readouterr().err
+
+
+def test_a_bound_that_the_job_file_states_is_its_own_affair(volume_in, tmp_path):
+    computed(tmp_path, volume_in, model={**POSITION, "prediction_bound": 2.0**20})
+    assert main(["verify", str(tmp_path / "job.yaml"), "--recompute", "0.01"]) == 0
+
+
+def test_a_mask_that_lay_elsewhere_is_refused(volume_in, tmp_path, capsys):
+    """By another voxel size of the input, which was put back since."""
+    write_volume(tmp_path / "mask", MASK, voxel_size_nm=(16, 16, 16))
+    info = volume_in / "info"
+    text = info.read_text()
+    sizes = json.loads(text)
+    sizes["scales"][0]["resolution"] = [16, 16, 16]
+    info.write_text(json.dumps(sizes))
+    computed(tmp_path, volume_in, mask={"path": "mask"})
+    info.write_text(text)
+    assert main(["verify", str(tmp_path / "job.yaml"), "--recompute", "0.01", "--deep"]) == 2
+    assert "voxel_size_nm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["encoding", "roi"])
+def test_what_the_job_file_leaves_open_is_not_believed(key, volume_in, tmp_path, capsys):
+    """It was left to other values by a job file that somebody else has run."""
+    output = {"dtype": "uint8", "value_range": [0, 4]}
+    sections = {"output": output, "postprocess": [{"operator": "select", "channels": [0]}]}
+    other = {"output": {**output, "encoding": "jpeg"}}
+    if key == "roi":
+        other = {"roi": {"start": [3, -5, 2], "stop": [19, 65, 52]}}
+    worker = computed(tmp_path, volume_in, **{**sections, **other})
+    if key == "roi":
+        worker.state.replace_job(worker.job.model_copy(update={"input_bounds": worker.job.roi}))
+    values = job_values(volume_in, tmp_path / "out", model=POSITION)
+    for section, keys in sections.items():
+        values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
+    path = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["verify", path, "--recompute", "0.01"]) == 2
+    told = capsys.readouterr().err
+    assert ("lossy encoding jpeg" if key == "encoding" else "roi") in told
