@@ -7,6 +7,7 @@ TensorStore index transform, made once, here. Creating outputs is in
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -140,14 +141,16 @@ class Volume:
         """Which axes of the stored array these are, and in which order its blocks hold them.
 
         An array of equal extents reads as one whose axes are exchanged if its metadata change in
-        this alone. A list for each level of the view, and one of the axes, slowest first.
+        this alone. A list for each level of the view, and one of the axes, slowest first. Another
+        one, of a 1, says that zarr's metadata have the highest byte of each number first.
         """
         axes = [
             [-1 if each.input_dimension is None else each.input_dimension for each in level.output]
             for level in self.view.transforms
         ]
         inner = self.store.chunk_layout.inner_order
-        return [*axes, [] if inner is None else list(map(int, inner))]
+        stored = [*axes, [] if inner is None else list(map(int, inner))]
+        return [*stored, [1]] if _has_high_bytes_first(self.stored_spec) else stored
 
     @property
     def encoding(self) -> str | None:
@@ -361,3 +364,15 @@ def extents(shape: Iterable[int | None] | None) -> Zyx:
     """
     _, *others = shape or (None,) * 4
     return triple(1 if extent is None else extent for extent in others)
+
+
+def _has_high_bytes_first(spec: Json) -> bool:
+    """Whether the metadata of a zarr array say that numbers are big-endian."""
+    metadata = spec.get("metadata", {})
+    return ">" in json.dumps(metadata.get("dtype", "")) or _is_big_endian(metadata)
+
+
+def _is_big_endian(settings: Json) -> bool:
+    """Whether a codec of zarr 3 among some, or one inside of a shard, says so."""
+    inner = [codec.get("configuration", {}) for codec in settings.get("codecs", [])]
+    return settings.get("endian") == "big" or any(map(_is_big_endian, inner))

@@ -214,11 +214,11 @@ def _check_input(volume: InputVolume, job: ResolvedJob) -> None:
 
 
 def _check_axes(volume: InputVolume, known: list[list[int]]) -> None:
-    """Refuse an input whose metadata say that its axes are stored in another order by now."""
+    """Refuse an input whose metadata tell of another order of axes or bytes by now."""
     if known and volume.stored.axis_layout != known:
         raise WorkerFault(
-            f"the metadata of the input {volume.url} say now that its axes are stored in another "
-            "order than at launch: its voxels would be exchanged. Restore the metadata"
+            f"the metadata of the input {volume.url} say now that its axes, or bytes, are stored "
+            "in another order than at launch: voxels would be other ones. Restore the metadata"
         )
 
 

@@ -245,9 +245,42 @@ def test_an_input_whose_axes_are_exchanged_is_another_one(
     assert main(["run", cubic_job, "--chunks", "0-3"]) == 0
     change(tmp_path / folder)
     assert main(["run", cubic_job]) == 2
-    assert "axes are stored in another order" in capsys.readouterr().err
+    assert "axes, or bytes, are stored in another order" in capsys.readouterr().err
     change(tmp_path / folder)
     assert main(["run", cubic_job]) == 0
+
+
+def turn_bytes_of_zarr2(folder):
+    values = json.loads((folder / ".zarray").read_text())
+    values["dtype"] = {"<u2": ">u2", ">u2": "<u2"}[values["dtype"]]
+    (folder / ".zarray").write_text(json.dumps(values))
+
+
+def turn_bytes_of_zarr3(folder):
+    values = json.loads((folder / "zarr.json").read_text())
+    (codec,) = [
+        each for each in values["codecs"][0]["configuration"]["codecs"] if each["name"] == "bytes"
+    ]
+    turned = {"little": "big", "big": "little"}[codec["configuration"]["endian"]]
+    codec["configuration"]["endian"] = turned
+    (folder / "zarr.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("change", [turn_bytes_of_zarr2, turn_bytes_of_zarr3])
+def test_an_input_whose_bytes_are_exchanged_is_another_one(change, tmp_path, capsys):
+    array = np.random.default_rng(1).integers(1, 250, (24, 24, 24)).astype(np.uint16)
+    shards = {"shard_shape": (16, 16, 16)} if change is turn_bytes_of_zarr3 else {}
+    format = "zarr3" if shards else "zarr2"
+    write_volume(tmp_path / "in", array, block_shape=(8, 8, 8), format=format, **shards)
+    values = job_values(tmp_path / "in", tmp_path / "out")
+    values["inference"]["chunk_shape"] = [16, 16, 16]
+    job = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["run", job, "--chunks", "0-3"]) == 0
+    change(tmp_path / "in")
+    assert main(["run", job]) == 2
+    assert "axes, or bytes, are stored in another order" in capsys.readouterr().err
+    change(tmp_path / "in")
+    assert main(["run", job]) == 0
 
 
 def test_a_mask_that_lies_elsewhere_is_another_one(job, tmp_path, capsys):
