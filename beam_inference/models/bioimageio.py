@@ -271,8 +271,13 @@ class _Size:
         """Why a job cannot run it, in a clause."""
         if self.ratio < 1 or self.ratio.denominator != 1:
             return f"its output has {self.ratio} of the input's voxels along {self.name}"
-        if self.lost < 0 or self.lost % 2:
+        if self.lost < 0:
             return f"its output has {-self.lost} voxels more than its input along {self.name}"
+        if self.lost % 2:
+            return (
+                f"its output has {self.lost} voxels less than its input along {self.name}, which "
+                "is not the same number on both sides"
+            )
         if self.patch <= 0:
             return f"its halo leaves nothing of the output along {self.name}"
         return None
