@@ -77,6 +77,15 @@ def volume_state_url(state_url: str, name: str) -> str:
     return f"{state_url.rstrip('/')}/volumes/{name}"
 
 
+def shared_state_url(url: str) -> str | None:
+    """The state folder of the job of which a folder is that of one volume; None of other folders.
+
+    It tells by the path, as :func:`volume_state_url` makes it.
+    """
+    shared, separator, name = url.rstrip("/").rpartition("/volumes/")
+    return shared if separator and "/" not in name else None
+
+
 def parse_cohort(
     values: Json,
     rows: Sequence[Row],

@@ -55,6 +55,7 @@ from typing import Any
 import tensorstore as ts
 from pydantic import ValidationError
 
+from beam_inference.config.cohort import shared_state_url
 from beam_inference.config.fields import Frozen
 from beam_inference.config.job import JobConfig
 from beam_inference.config.json_text import parse_json
@@ -88,6 +89,7 @@ from beam_inference.volumes.kvstores import (
     delete_folder,
     local_folder,
     open_kvstore,
+    refuse_link,
     retry_request,
 )
 
@@ -164,7 +166,9 @@ class State:
         self.url = url.rstrip("/")
         self._storage = storage
         self._store = open_kvstore(self.url, storage) if store is None else store
-        self._guard = LinkGuard(self.url)
+        shared = shared_state_url(self.url) or self.url
+        self._guard = LinkGuard(shared)
+        self._prefix = self.url.removeprefix(shared).lstrip("/")
         self._job = job
 
     def of(self, job: ResolvedJob) -> State:
@@ -590,7 +594,7 @@ class State:
         most_bytes: int = MOST_SMALL_BYTES,
     ) -> Any:
         if what == "write":
-            self._guard.check(key)
+            self._guard.check(f"{self._prefix}/{key}" if self._prefix else key)
         return retry_request(what, f"{self.url}/{key}", action, most_bytes)
 
     def _write_entry(self, folder: str, chunk: int, entry: Frozen) -> None:
@@ -669,6 +673,11 @@ def default_state_url(config: JobConfig) -> str:
     stated = config.job.state_path
     if stated is None:
         return state_folder_of(config.output.path)
+    if shared_state_url(stated) is not None:  # the user has named the folder above two of ours
+        try:
+            refuse_link(stated)
+        except WorkerFault as error:
+            raise StateError(str(error)) from None
     folder = local_folder(stated)  # itself a link by the user's own will, if it is one
     _refuse_links(None if folder is None else folder.resolve())
     return stated

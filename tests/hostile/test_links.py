@@ -43,6 +43,24 @@ def test_a_job_changes_nothing_through_a_link(state, seams, level, tmp_path, cap
     assert main(["run", job]) == 0
 
 
+@pytest.mark.parametrize("link", ["volumes", "volumes/a"])
+@pytest.mark.parametrize("words", [["run"], ["run", "--overwrite"], ["run", "--volume", "a"]])
+def test_a_job_of_several_volumes_changes_nothing_through_a_link(link, words, tmp_path, capsys):
+    for name in ("a", "b"):
+        write_volume(tmp_path / "in" / name, ARRAY)
+    (tmp_path / "cohort.csv").write_text("name,input\na,in/a\nb,in/b\n")
+    values = job_values("unused", "out/{name}") | {"job": {"state_path": "state"}}
+    del values["input"]
+    job = str(write_job(tmp_path / "job.yaml", {**values, "volumes": "cohort.csv"}))
+    assert main(["run", job]) == 0
+    theirs = replace_by_link(tmp_path / "state" / link, tmp_path / "victim")
+    capsys.readouterr()
+    assert main([words[0], job, *words[1:]]) != 0
+    assert "is a link, and what it leads to would be changed" in "".join(capsys.readouterr())
+    assert {path: path.read_text() for path in theirs} == theirs
+    assert {path for path in (tmp_path / "victim").rglob("*") if path.is_file()} == {*theirs}
+
+
 def test_a_state_folder_may_be_a_link_of_the_users_own(tmp_path):
     write_volume(tmp_path / "in", ARRAY)
     (tmp_path / "elsewhere").mkdir()
