@@ -214,7 +214,8 @@ def _open_doubted(job: ResolvedJob, state_url: str, trust: Trust) -> OpenJob:
         StateError: it is not.
         The errors of :func:`_open`.
     """
-    opened = _open(job, state_url, trust=trust, predictor=_make_network_again(job, trust))
+    made_again = _make_network_again(job, trust)
+    opened = _open(job, state_url, trust=trust, predictor=made_again, is_doubted=True)
     _check_bounds(opened)
     return opened
 
@@ -279,9 +280,21 @@ def _make_network_again(job: ResolvedJob, trust: Trust) -> Predictor | None:
 
 
 def _open(
-    job: ResolvedJob, state_url: str, *, trust: Trust, predictor: Predictor | None = None
+    job: ResolvedJob,
+    state_url: str,
+    *,
+    trust: Trust,
+    predictor: Predictor | None = None,
+    is_doubted: bool = False,
 ) -> OpenJob:
-    """Open the job as a worker does, with its network if that is given.
+    """Open the job as a worker does.
+
+    Args:
+        job: the job.
+        state_url: URL of its state folder.
+        trust: which code that the network's files carry may run.
+        predictor: the network, if it is loaded.
+        is_doubted: whether the engine is compared with PyTorch, as at a launch.
 
     Raises:
         StateError: the rules of computing are others.
@@ -300,7 +313,7 @@ def _open(
         honour_receipts=False,
         trust=trust,
         threads_per_process=1,
-        contract_checked=True,
+        contract_checked=not is_doubted,
     )
     return open_job(launch, predictor)
 

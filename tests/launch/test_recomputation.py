@@ -9,6 +9,7 @@ from helpers import POSITION, job_values, read_volume, toy, write_job, write_vol
 from beam_inference import load_job, verify
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
+from beam_inference.engines.trial import TOLERANCES, ChannelDistances
 from beam_inference.errors import StateError
 from beam_inference.job.parts import output_spec
 from beam_inference.job.records import Part
@@ -295,3 +296,38 @@ def test_what_the_job_file_leaves_open_is_not_believed(key, volume_in, tmp_path,
     assert main(["verify", path, "--recompute", "0.01"]) == 2
     told = capsys.readouterr().err
     assert ("lossy encoding jpeg" if key == "encoding" else "roi") in told
+
+
+WAVES = """
+import torch
+
+class Waves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv3d(1, 1, 3, padding=1)
+
+    def forward(self, batch):
+        return torch.sin(2e5 * self.convolution(batch))
+
+def make():
+    torch.manual_seed(0)
+    return Waves()
+"""
+
+
+def test_an_engine_that_does_not_answer_as_pytorch_confirms_nothing(
+    volume_in, tmp_path, monkeypatch, capsys
+):
+    """It was recorded by somebody who had switched the comparison off."""
+    pytest.importorskip("openvino")
+    (tmp_path / "waves.py").write_text(WAVES)
+    model = {"path": "waves.py:make", "output_channels": 1, "normalize": "unit"}
+    with monkeypatch.context() as patch:
+        patch.setitem(TOLERANCES, "float32", 1e9)
+        patch.setattr(ChannelDistances, "worst", lambda *_: (0.0, 1.0))
+        computed(tmp_path, volume_in, model=model, inference={"engine": "openvino"})
+    values = job_values(volume_in, tmp_path / "out", model=model, inference={"engine": "auto"})
+    path = str(write_job(tmp_path / "job.yaml", values))
+    capsys.readouterr()
+    assert main(["verify", path, "--recompute", "0.01"]) == 2
+    assert "openvino in float32 differs from PyTorch" in capsys.readouterr().err
