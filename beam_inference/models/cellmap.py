@@ -141,7 +141,8 @@ class _Model:
             has_unit=True,
             cautions=[
                 "The package does not say how images are normalised: write model.normalize as the "
-                "network was trained. As it is, the network sees stored values."
+                "network was trained. As it is, the network sees stored values.",
+                *([_BY_VOXEL_SIZES] if max(grid.scale) > 1 else ()),
             ],
             obstacle=grid.obstacle,
             network_file=self.network if self.network.endswith(".onnx") else None,
@@ -163,6 +164,12 @@ def _in_three(values: Sequence[Any], fill: Any) -> tuple[Any, Any, Any]:
     return (z, y, x)
 
 
+_BY_VOXEL_SIZES = (
+    "How much finer the output is, only the voxel sizes in metadata.json tell, and a job believes "
+    "them."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Grid:
     """Shapes of the network, in voxels, Z, Y, X.
@@ -171,11 +178,14 @@ class _Grid:
         given: what the network is given.
         answered: what it answers.
         ratios: voxels of the answer for each of what it is given.
+        growths: how much larger what it is given, and its answer, are for inference than for
+            training, in voxels; zeros where the package states one pair of shapes.
     """
 
     given: Sequence[int]
     answered: Sequence[int]
     ratios: Sequence[float]
+    growths: Sequence[tuple[int, int]]
 
     @classmethod
     def of(cls, metadata: _Metadata) -> _Grid:
@@ -189,7 +199,14 @@ class _Grid:
                 f"voxels of {list(coarse)} nm go in, and come out as {list(fine)} nm: no network's "
                 "output is so much finer. Mend the voxel sizes in metadata.json"
             )
-        return cls(_in_three(given, 1), _in_three(answered, 1), _in_three(ratios, 1.0))
+        pairs = zip(given, metadata.input_shape, answered, metadata.output_shape, strict=True)
+        growths = [(a - b, c - d) for a, b, c, d in pairs]
+        return cls(
+            _in_three(given, 1),
+            _in_three(answered, 1),
+            _in_three(ratios, 1.0),
+            _in_three(growths, (0, 0)),
+        )
 
     @property
     def scale(self) -> list[int]:
@@ -220,6 +237,15 @@ class _Grid:
             return (
                 f"its output of {list(self.answered)} voxels does not lie in the middle of its "
                 f"input of {list(self.given)}"
+            )
+        if any(
+            given and given * scale != answered
+            for (given, answered), scale in zip(self.growths, self.scale, strict=True)
+        ):
+            return (
+                f"its shapes for inference exceed those for training by {list(self.growths)} "
+                "voxels (z, y, x; given and answered), which does not fit an output that is, by "
+                f"its voxel sizes, {self.scale} times finer"
             )
         return None
 

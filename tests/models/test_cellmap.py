@@ -36,6 +36,7 @@ def test_a_finer_output_without_padding(tmp_path):
     assert described.voxel_size == pytest.approx((1.6e-5, 1.6e-5, 1.6e-5))
     assert described.facts["channels of the output"] == "mito, er"
     assert any("does not say how images are normalised" in each for each in described.cautions)
+    assert any("only the voxel sizes" in each for each in described.cautions)
     assert try_package(str(tmp_path / "p"), None).lowest < 0
 
 
@@ -76,6 +77,7 @@ def test_a_network_of_one_size(tmp_path):
         ({"output_voxel_size": [10, 10, 10]}, r"\[1.6, 1.6, 1.6\] of the input's voxels"),
         ({"inference_output_shape": [48, 48, 48]}, "does not lie in the middle"),
         ({"inference_output_shape": [33, 33, 33]}, "does not lie in the middle"),
+        ({"input_voxel_size": [32, 16, 16]}, r"by its voxel sizes, \[4, 2, 2\] times finer"),
     ],
 )
 def test_what_no_job_does_is_told(changes, obstacle, tmp_path):
