@@ -128,7 +128,12 @@ def _refuse_other_numbers(
 
 
 def _state_dict(path: Path, allow_pickle: bool) -> Json:
-    if _is_safetensors(path):
+    if path.suffix == ".json":
+        raise ModelContractError(
+            f"{path} is no file of weights; an index of several files is not read here: load the "
+            "network with its own library, and save its state dict in one file, as safetensors"
+        )
+    if path.suffix == ".safetensors" or _is_safetensors(path):
         return _load_safetensors(path)
     state = load_checkpoint(path, allow_pickle=allow_pickle)
     if isinstance(state, torch.nn.Module):

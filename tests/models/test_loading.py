@@ -1,3 +1,4 @@
+import json
 import struct
 import warnings
 from pathlib import Path
@@ -216,6 +217,22 @@ def test_only_plain_numbers_of_numpy_are_read_beside_weights(tmp_path, trained, 
     torch.save({"model": trained.state_dict(), "other": value}, tmp_path / "w.pt")
     with pytest.raises(ModelContractError, match="holds more than tensors"):
         predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
+@pytest.mark.parametrize("length", [0, 4, 20, 100])
+def test_safetensors_that_were_cut_off_are_not_told_to_be_code(tmp_path, trained, length):
+    path = tmp_path / "w.safetensors"
+    safetensors.torch.save_file(trained.state_dict(), path)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ModelContractError, match="they are damaged, or not safetensors"):
+        predict(toy("conv", weights=str(path)))
+
+
+def test_an_index_of_shards_is_told(tmp_path):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"weight": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(ModelContractError, match="an index of several files is not read here"):
+        predict(toy("conv", weights=str(path)))
 
 
 def test_a_checkpoint_cannot_change_the_types_that_we_compute_with(tmp_path, trained):
