@@ -99,6 +99,7 @@ class _Slice:
         file: the file.
         frame: number of the slice in the file.
         series: the identifier of its series, its number and its description.
+        space: the identifier of the frame of reference that positions are in; empty if not stated.
         kind: what all slices of a series share: samples, rows, columns, dtype, and what the
             values mean.
         spacing: between rows and between columns, in millimetres; None where it is not stated.
@@ -113,6 +114,7 @@ class _Slice:
     file: StoredFile
     frame: int
     series: tuple[str, str, str]
+    space: str
     kind: tuple[int, int, int, str, str]
     spacing: tuple[float, float] | None
     thickness: float | None
@@ -588,6 +590,7 @@ def _describe_frame(
         file=file,
         frame=frame,
         series=series,
+        space=str(header.get("FrameOfReferenceUID", "") or ""),
         kind=kind,
         spacing=None if spacing is None else (spacing[0], spacing[1]),
         thickness=thickness,
@@ -686,6 +689,11 @@ def _make_series(pattern: str, slices: Sequence[_Slice]) -> DicomSeries:
             f"the slices of {pattern} differ in shape or dtype: "
             f"{', '.join(sorted(map(str, {each.kind for each in slices})))} (samples, rows, "
             "columns, dtype, meaning of values). Move the odd ones elsewhere."
+        )
+    if len({each.space for each in slices}) > 1:
+        raise VolumeError(
+            f"the slices of {pattern} are in several frames of reference (FrameOfReferenceUID), "
+            "whose positions cannot be compared. Move those of the other ones elsewhere."
         )
     _check_spacings(pattern, slices)
     ordered = _in_order(pattern, slices)

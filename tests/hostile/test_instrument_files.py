@@ -96,6 +96,10 @@ class TestDicomSeries:
             ),
             (_lose_position, "1 of the 4 slices .* do not state their position"),
             (_give_table, "Modality LUT"),
+            (
+                lambda n, data: setattr(data, "FrameOfReferenceUID", f"1.2.{n // 2}"),
+                "are in several frames of reference",
+            ),
             (lambda n, data: setattr(data, "RescaleSlope", 0), "are no scale"),
             (lambda n, data: setattr(data, "RescaleIntercept", "1e300"), "are no scale"),
             (lambda n, data: setattr(data, "PixelSpacing", [float("nan"), 1]), "is damaged"),
