@@ -339,6 +339,10 @@ def _check_room(boxes: Sequence[BoundingBox], patch_shape: Zyx) -> None:
 
 def _make_empty(folder: Path) -> None:
     """Make a folder that is empty. Raises StateError."""
+    if folder.is_symlink() and not folder.exists():
+        raise StateError(
+            f"{folder} is a link that leads nowhere: remove it, or choose another folder"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StateError(
             f"{folder} is not empty, and may hold what annotators have corrected: choose another "

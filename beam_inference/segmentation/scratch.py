@@ -169,7 +169,8 @@ class Scratch:
     def _broken(self, key: str, how: str) -> StateError:
         return StateError(
             f"the scratch file {self._url}/{key} {how}: an earlier stage wrote it. Was the folder "
-            "changed? Give the command with --overwrite to start again."
+            "changed? Give the command with --overwrite to start again; evaluate, without such a "
+            "flag, after removing that folder."
         )
 
 

@@ -398,6 +398,10 @@ def test_what_cannot_be_exported_is_refused(workplace):
     (workplace / "worst" / "mine").write_text("")
     with pytest.raises(StateError, match="is not empty"):
         export(workplace)
+    shutil.rmtree(workplace / "worst")
+    (workplace / "worst").symlink_to(workplace / "nothing")
+    with pytest.raises(StateError, match="leads nowhere"):
+        export(workplace)
 
 
 def test_boxes_without_room_for_a_patch_are_refused(workplace):
