@@ -23,6 +23,9 @@ from beam_inference.errors import VolumeError, WorkerFault
 from beam_inference.volumes.file_locks import hold_lock
 from beam_inference.volumes.kvstores import PATIENCE_SECONDS, KvStore, local_folder, retry_request
 
+_NOTHING = slice(0, 0)
+"""Bytes to read of a file where only its generation matters: a damaged one may be of any length."""
+
 
 def create_key(store: KvStore, key: str, url: str, value: str, *, durable: bool = True) -> bool:
     """Write a key that is absent, whole and durably, or leave it as it is.
@@ -67,7 +70,7 @@ def replace_value(store: KvStore, key: str, url: str, value: str, generation: by
     if folder is None:
         return _write(store, key, value, generation)
     with hold_lock(Path(folder) / f"{key}.guard", PATIENCE_SECONDS):
-        present = store.read(key).result(timeout=PATIENCE_SECONDS)
+        present = store.read(key, byte_range=_NOTHING).result(timeout=PATIENCE_SECONDS)
         if present.stamp.generation != generation:
             return False
         store.write(key, value).result(timeout=PATIENCE_SECONDS)
@@ -93,7 +96,7 @@ def delete_value(store: KvStore, key: str, url: str, generation: bytes) -> bool:
     if folder is None:
         return _write(store, key, None, generation)
     with hold_lock(Path(folder) / f"{key}.guard", PATIENCE_SECONDS):
-        present = store.read(key).result(timeout=PATIENCE_SECONDS)
+        present = store.read(key, byte_range=_NOTHING).result(timeout=PATIENCE_SECONDS)
         if present.stamp.generation != generation:
             return False
         (Path(folder) / key).unlink(missing_ok=True)
