@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -67,10 +69,27 @@ def _used_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "empty", used)
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A folder for each test; pytest's own lists the folders of all tests before to number it."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return make_numbered(tmp_path_factory, name)
+
+
+def make_numbered(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """Make a folder that nobody has had in this process."""
+    folder = tmp_path_factory.getbasetemp() / f"{name}_{next(_numbers)}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test a cache of its own: none is spared a trial by another one's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(make_numbered(tmp_path_factory, "cache")))
 
 
 @pytest.fixture
