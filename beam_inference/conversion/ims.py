@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from beam_inference.volumes.axes import length_nm
 
 _INFO = "DataSetInfo/Image"
 _LEVEL = "DataSet/ResolutionLevel {}"
+_MOST_GROUPS = 100_000
 _MOST_CHANNELS = 1000
 
 
@@ -106,7 +108,7 @@ def try_volume(argument: str, scale: str, name: str | None = None) -> None:
 
 def _describe(path: StoredFile, name: str | None, scale: int) -> ImsSource:
     with open_file(path) as file:
-        levels = _count(file.get("DataSet"), "ResolutionLevel")
+        levels = _count(path, file.get("DataSet"), "ResolutionLevel")
         if not levels:
             raise VolumeError(
                 f"{path} has no group DataSet/ResolutionLevel 0: it is no Imaris file"
@@ -114,11 +116,11 @@ def _describe(path: StoredFile, name: str | None, scale: int) -> ImsSource:
         if scale >= levels:
             raise ConfigError(f"--scale {scale}: {path} has the scales 0 … {levels - 1}")
         level = _LEVEL.format(scale)
-        times = _count(file[level], "TimePoint")
+        times = _count(path, file[level], "TimePoint")
         further = (("T", times),) if times > 1 else ()
         chosen = choose_volume(str(path), [Image("", further)], name)
         place = f"{level}/TimePoint {chosen.positions.get('T', 0)}"
-        count = _count(file[place], "Channel")
+        count = _count(path, file[place], "Channel")
         if not 1 <= count <= _MOST_CHANNELS:
             raise VolumeError(f"{path} has {count} channels at {place}: it is damaged")
         sizes = {_extent(file[f"{place}/Channel {n}"], "ImageSize") for n in range(count)}
@@ -152,12 +154,28 @@ def _describe(path: StoredFile, name: str | None, scale: int) -> ImsSource:
     return ImsSource(path, channels, info)
 
 
-def _count(group: Any, kind: str) -> int:
-    """How many groups "kind 0", "kind 1", … there are."""
+def _count(path: StoredFile, group: Any, kind: str) -> int:
+    """How many groups "kind 0", "kind 1", … there are.
+
+    Raises:
+        VolumeError: a number is left out.
+    """
     count = 0
     while group is not None and f"{kind} {count}" in group:
         count += 1
+    if group is not None and len(group) > count:
+        later = [name for name in islice(group, _MOST_GROUPS) if _is_after(name, kind, count)]
+        if later:
+            raise VolumeError(
+                f"{path} has the group {group.name}/{later[0]}, and no {kind} "
+                f"{count}: it is damaged, or was changed. Copy it again."
+            )
     return count
+
+
+def _is_after(name: str, kind: str, number: int) -> bool:
+    stated = name.removeprefix(f"{kind} ")
+    return stated != name and stated.isdecimal() and int(stated) > number
 
 
 def _extent(group: Any, key: str) -> Zyx:

@@ -196,6 +196,10 @@ def _shrink(file):
         (_offset, "not of z, y, x from 0"),
         (_stack, "not of z, y, x from 0"),
         (_shrink, "several sizes of its channels"),
+        (
+            lambda file: file.move(CHANNEL.format(1), CHANNEL.format(2)),
+            "Channel 2, and no Channel 1: it is damaged",
+        ),
     ],
 )
 def test_imaris_files_that_state_other_places(change, complaint, tmp_path):
