@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from beam_inference.conversion.protocol import (
     stated_voxel_size,
 )
 from beam_inference.errors import VolumeError
+from beam_inference.foreign_text import shorten_text
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.volumes.axes import length_nm
@@ -118,7 +121,25 @@ def _open(path: str, file: Any) -> Any:
             f"{path} names other files, which are not read in its place. Save its images as one "
             "LIF file, or as OME-TIFF, with the microscope's software."
         )
+    names = Counter(_image_names(lif.xml_element))
+    twice = [name for name, times in names.items() if times > 1]
+    if twice:  # the library knows the last one only
+        raise VolumeError(
+            f"{path} holds several images of the name {shorten_text(twice[0])}: give each a name "
+            "of its own, with the microscope's software"
+        )
     return lif
+
+
+def _image_names(root: Any) -> Iterator[str]:
+    """The paths of all images, by the names of the elements that hold them."""
+    waiting = [("", element) for element in root.iterfind("Element")]
+    while waiting:
+        above, element = waiting.pop()
+        path = f"{above}/{element.get('Name', '')}"
+        if element.find("Data/Image") is not None:
+            yield path[1:]
+        waiting += [(path, inner) for inner in element.iterfind("Children/Element")]
 
 
 def _image(image: Any) -> Image:

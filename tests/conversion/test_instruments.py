@@ -125,6 +125,13 @@ class TestLif:
         with pytest.raises(VolumeError, match=r"a\.lif"):
             describe_lif(str(tmp_path / "a.lif"), None)
 
+    def test_images_of_one_name_are_refused(self, frames, tmp_path):
+        content = lif_bytes({"one": frames[:1], "two": frames[:1]})
+        two, one = (f'Name="{name}"'.encode("utf-16-le") for name in ("two", "one"))
+        (tmp_path / "a.lif").write_bytes(content.replace(two, one))
+        with pytest.raises(VolumeError, match="several images of the name project/one"):
+            describe_lif(str(tmp_path / "a.lif"), "project/one")
+
     @pytest.mark.parametrize(
         ("unit", "unit_nm"), [("µm", 1e3), ("nm", 1.0), ("inch", 2.54e7), ("Ks", None), ("", None)]
     )
