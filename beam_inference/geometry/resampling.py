@@ -211,6 +211,9 @@ class Resampling:
         repeat: voxels of the target that have one value, on each axis, ZYX.
         places: where the target's voxels lie on each axis, ZYX, if source and target end in
             different places.
+
+    Raises:
+        ValueError: a box is empty, or ``repeat`` is below 1 on some axis.
     """
 
     source: BoundingBox
@@ -218,6 +221,12 @@ class Resampling:
     orders: tuple[Order, Order, Order]
     repeat: Zyx = (1, 1, 1)
     places: tuple[AxisPlace, AxisPlace, AxisPlace] | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.source.size and self.target.size and min(self.repeat) > 0):
+            raise ValueError(
+                f"{self.source} cannot be resampled to {self.target}, in voxels of {self.repeat}"
+            )
 
     @property
     def axes(self) -> tuple[AxisResampling, AxisResampling, AxisResampling]:

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from beam_inference.config.definite import DefiniteConfig
-from beam_inference.config.fields import Frozen, Json
+from beam_inference.config.fields import Frozen, Json, Shape
 from beam_inference.config.normalize import LevelsRequest
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import largest_block_cover
@@ -152,7 +152,7 @@ class ResolvedJob(Frozen):
     to_output: Resampling | None = None
     input_channels: int
     input_dtype: str
-    input_block_shape: Zyx
+    input_block_shape: Shape
     input_axis_layout: list[list[int]] = Field(default_factory=list)
     further_inputs: list[ResolvedInput] = Field(default_factory=list)
     mask_origins: dict[str, Zyx] = Field(default_factory=dict)

@@ -133,13 +133,11 @@ class LaunchedJob:
         """
         recomputation = None
         if recompute is not None:
-            from beam_inference.launch.prepare import check_is_launched
+            from beam_inference.launch.prepare import resolve_again
             from beam_inference.launch.recomputation import recompute_chunks
 
-            relocated = self.relocated_job
-            check_is_launched(self.config, relocated, self.state.url)
             recomputation = recompute_chunks(
-                relocated,
+                resolve_again(self.config, self.relocated_job, self.state.url),
                 self.state,
                 recompute,
                 seed=seed,

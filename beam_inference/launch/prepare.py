@@ -603,13 +603,16 @@ def _is_done(state: State, job: ResolvedJob, shard: Shard | None) -> bool:
         return is_listed and receipts.tally_receipts(stop, start).chunks == stop - start
 
 
-def check_is_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> None:
-    """Check that a job file, with all that it names but its network, gives the job as recorded.
+def resolve_again(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJob:
+    """Resolve a job that was launched by its job file alone, as far as only the network tells more.
 
     Args:
         config: the job file as it is now.
         earlier: the job as its first launch resolved it, its output where it is now.
         url: URL of its state folder.
+
+    Returns:
+        The job; what only a trial of its network tells is as it was recorded.
 
     Raises:
         StateError: it gives another job.
@@ -627,6 +630,7 @@ def check_is_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> None
                 f"{key}.encoding: auto never chooses. If that was meant, write it in the job file; "
                 "else compute every chunk again: run with --overwrite"
             )
+    return here
 
 
 def resolve_without_network(

@@ -1,6 +1,7 @@
 """Test that chunks computed again have the output's bits, and that a changed bit is found."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from beam_inference.engines.trial import TOLERANCES, ChannelDistances
 from beam_inference.errors import StateError
 from beam_inference.job.parts import output_spec
 from beam_inference.job.records import Part
+from beam_inference.job.seals import open_record, seal_record
 from beam_inference.launch.prepare import prepare
 from beam_inference.launch.recomputation import find_difference, recompute_chunks
 from beam_inference.volumes.outputs import open_output
@@ -331,3 +333,40 @@ def test_an_engine_that_does_not_answer_as_pytorch_confirms_nothing(
     capsys.readouterr()
     assert main(["verify", path, "--recompute", "0.01"]) == 2
     assert "openvino in float32 differs from PyTorch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "code"), [("repeat", 0), ("source", 2)])
+def test_where_the_outputs_voxels_lie_is_found_anew(change, code, volume_in, tmp_path):
+    """It is no part of the fingerprint, and somebody else's would give another volume."""
+    model = {**POSITION, "voxel_size_nm": [20, 20, 20]}
+    sections = {"input": {"resample": {"order": 1}}, "output": {"voxel_size_nm": "input"}}
+    worker = computed(tmp_path, volume_in, model=model, **sections)
+    to_output = worker.job.to_output
+    if change == "repeat":
+        changed = replace(to_output, repeat=(2, 2, 2))
+    else:
+        changed = replace(to_output, source=to_output.source.translate((1, 0, 0)))
+    worker.state.replace_job(worker.job.model_copy(update={"to_output": changed}))
+    assert main(["verify", str(tmp_path / "job.yaml"), "--recompute", "0.1"]) == code
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"input_block_shape": [0, 16, 16]}, {"to_output": {"repeat": [0, 1, 1]}}],
+    ids=lambda changes: next(iter(changes)),
+)
+@pytest.mark.parametrize("command", ["status", "verify", "run"])
+def test_sizes_of_zero_in_the_record_are_told(command, changes, volume_in, tmp_path, capsys):
+    model = {**POSITION, "voxel_size_nm": [20, 20, 20]}
+    sections = {"input": {"resample": {"order": 1}}, "output": {"voxel_size_nm": "input"}}
+    computed(tmp_path, volume_in, model=model, **sections)
+    record = tmp_path / "out" / "_beam_inference" / "job.json"
+    values = json.loads(open_record(record.read_bytes()))
+    for key, change in changes.items():
+        values[key] = values[key] | change if isinstance(change, dict) else change
+    record.write_text(seal_record(json.dumps(values)))
+    capsys.readouterr()
+    assert main([command, str(tmp_path / "job.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert "job.json" in told
+    assert "not foreseen" not in told
