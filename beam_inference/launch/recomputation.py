@@ -343,6 +343,7 @@ class _Recomputer:
         self._plan = opened.job.plan
         self._inference = make_chunk_inference(opened)
         self._steps = ChunkSteps(opened, self._inference)
+        self._quantum = 4 * 2.0**-23 * max(opened.job.sum_bounds, default=1.0)
 
     def compare(
         self,
@@ -421,7 +422,7 @@ class _Recomputer:
             found = preview.volume.read(small)
         except BeamInferenceError as error:
             return Fault(f"{preview.key}: {error}")
-        difference = find_difference(preview.make(array, box), found, small)
+        difference = find_difference(preview.make(array, box), found, small, self._quantum)
         if difference is None:
             return None
         return Fault(f"{preview.key}: {difference.text}", difference.is_rounding)
@@ -434,7 +435,8 @@ class _Recomputer:
             found = output.volume.read(box)
         except BeamInferenceError as error:
             return Fault(f"{name}{error}")
-        difference = find_difference(self._as_stored(output, box, array), found, box)
+        expected = self._as_stored(output, box, array)
+        difference = find_difference(expected, found, box, self._quantum)
         if difference is None:
             return None
         if not found.any():
@@ -469,8 +471,17 @@ def _part(part: BoundingBox, box: BoundingBox) -> tuple[slice, ...]:
     return (slice(None), *part.slices_in(box))
 
 
-def find_difference(expected: AnyArray, found: AnyArray, box: BoundingBox) -> Fault | None:
-    """How two arrays (C, Z, Y, X) of a box differ in bits; None if they do not."""
+def find_difference(
+    expected: AnyArray, found: AnyArray, box: BoundingBox, quantum: float
+) -> Fault | None:
+    """How two arrays of a box differ in bits; None if they do not.
+
+    Args:
+        expected: what was computed, (C, Z, Y, X).
+        found: what is stored.
+        box: where they lie.
+        quantum: what sums of predictions may be rounded by, however small they are.
+    """
     differs = _bits(expected) != _bits(found)
     count = int(np.count_nonzero(differs))
     if not count:
@@ -484,8 +495,10 @@ def find_difference(expected: AnyArray, found: AnyArray, box: BoundingBox) -> Fa
         f"{count} of {differs.size} values are not those computed again, the first in channel "
         f"{place[0]} at {voxel}; they differ by up to {largest:g}"
     )
-    scale = 1.0 if expected.dtype.kind in "iu" else ROUNDING * max(1.0, float(np.abs(ours).max()))
-    return Fault(text, is_rounding=largest <= scale)
+    if expected.dtype.kind in "iu":
+        return Fault(text, is_rounding=largest <= 1)
+    magnitude = float(np.abs(expected, dtype=np.float64).max())
+    return Fault(text, is_rounding=largest <= quantum + ROUNDING * magnitude)
 
 
 def _bits(array: AnyArray) -> NDArray[np.generic]:

@@ -183,19 +183,21 @@ def test_differences_are_counted_and_placed():
     box = BoundingBox((10, 20, 30), (12, 22, 32))
     ours = np.zeros((2, 2, 2, 2), np.float32)
     theirs = ours.copy()
-    assert find_difference(ours, theirs, box) is None
+    assert find_difference(ours, theirs, box, 0) is None
     theirs[1, 0, 1, 1] = -0.0
     theirs[1, 1, 1, 1] = 0.25
-    fault = find_difference(ours, theirs, box)
+    fault = find_difference(ours, theirs, box, 0.1)
     assert fault.text == (
         "2 of 16 values are not those computed again, the first in channel 1 at [10, 21, 31]; "
         "they differ by up to 0.25"
     )
     assert not fault.is_rounding
-    assert find_difference(ours, ours + np.float32(1e-6), box).is_rounding
+    assert find_difference(ours + 1, ours + np.float32(1 + 1e-6), box, 0).is_rounding
+    assert find_difference(ours, ours + np.float32(1e-6), box, 2e-6).is_rounding
+    assert not find_difference(ours + np.float32(1e-6), ours, box, 1e-7).is_rounding
     steps = np.full(ours.shape, 7, np.uint8)
-    assert find_difference(steps, steps + np.uint8(1), box).is_rounding
-    assert not find_difference(steps, steps + np.uint8(2), box).is_rounding
+    assert find_difference(steps, steps + np.uint8(1), box, 0).is_rounding
+    assert not find_difference(steps, steps + np.uint8(2), box, 9).is_rounding
 
 
 def test_what_makes_no_sense_is_refused(tmp_path, capsys):
