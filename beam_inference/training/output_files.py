@@ -126,8 +126,9 @@ def hold_folder(folder: Path, token: str) -> Iterator[None]:
 
 def has_token(folder: Path, token: str) -> bool:
     """Whether a folder is the one that :func:`hold_folder` holds with a token."""
+    path = folder / LOCK
     try:
-        return (folder / LOCK).read_text() == token
+        return path.is_file() and path.read_text() == token
     except (OSError, ValueError):
         return False
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +59,8 @@ def hold_lock(path: Path, seconds: float) -> Iterator[None]:
 
     Raises:
         TimeoutError: another process holds it for longer than that.
-        OSError: the file cannot be opened; a link is not followed.
+        OSError: the file cannot be opened, is no plain one, or has another name, too; a link is not
+            followed.
     """
     descriptor = _open_locked(path, seconds)
     try:
@@ -72,15 +74,26 @@ def _open_locked(path: Path, seconds: float) -> int:
     """Wait until a file of that name is ours; who is interrupted meanwhile leaves it as it is."""
     while True:
         # a link in its place is an error: nothing is created where it leads to
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o666)
         is_ours = False
         try:
+            _check_plain(descriptor, path)
             is_ours = _holds(descriptor, path, seconds)
         finally:
             if not is_ours:
                 os.close(descriptor)
         if is_ours:
             return descriptor
+
+
+def _check_plain(descriptor: int, path: Path) -> None:
+    """Refuse what is no file of its own. Raises OSError."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+    if status.st_nlink > 1:
+        raise OSError(errno.EMLINK, "it is a file that has another name elsewhere", str(path))
 
 
 def _holds(descriptor: int, path: Path, seconds: float) -> bool:

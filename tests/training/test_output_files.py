@@ -150,6 +150,19 @@ def test_the_lock_of_a_killed_launch_keeps_nobody_away(tmp_path):
         assert has_token(tmp_path, "1")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "hard link"])
+def test_a_lock_that_is_no_file_of_its_own_is_refused(tmp_path, kind):
+    (tmp_path / "precious").write_text("precious")
+    if kind == "pipe":
+        os.mkfifo(tmp_path / LOCK)
+    else:
+        (tmp_path / LOCK).hardlink_to(tmp_path / "precious")
+    with pytest.raises(StateError, match="cannot write"), hold_folder(tmp_path, "1"):
+        pass
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not has_token(tmp_path, "1")
+
+
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / LOCK).symlink_to(tmp_path / "precious")
