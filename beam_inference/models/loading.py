@@ -26,6 +26,8 @@ from beam_inference.models.packages import may_be_package, open_package
 from beam_inference.models.trust import Trust
 
 _OWN_SUFFIXES = ("pt", "pt2", "pth", "ts")
+_OF_OTHER_ENGINES = {".onnx": ("onnxruntime", "openvino"), ".xml": ("openvino",)}
+"""Suffixes of files that PyTorch does not read, with the engines that do."""
 
 
 class LoadFile(Protocol):
@@ -140,6 +142,11 @@ def load_network(model: Network, *, trust: Trust = Trust.NOTHING) -> LoadedNetwo
     loader = loader_of(model)
     is_folder = loader is not None and loader.is_folder
     path = existing_file(model.path, "model.path", is_folder=is_folder)
+    if loader is None and path.suffix in _OF_OTHER_ENGINES:
+        raise ModelContractError(
+            f"model.path {model.path} is no network of PyTorch: choose an engine that reads such "
+            f"files, {' or '.join(_OF_OTHER_ENGINES[path.suffix])}"
+        )
     if loader is None:
         others = [f".{name}" for name in list_plugins("models") if name not in _OWN_SUFFIXES]
         kinds = f", or a file of an installed kind ({', '.join(others)})" if others else ""

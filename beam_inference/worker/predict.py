@@ -29,6 +29,7 @@ from beam_inference.geometry.plan import InferencePlan, make_plan
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.parts import make_normalization
 from beam_inference.models.fetch import local_model
+from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import LoadedNetwork, as_network
 from beam_inference.worker.chunk_inference import ChunkInference, NetworkFill
 from beam_inference.worker.trial import boxes_to_try, largest_predictions
@@ -299,7 +300,9 @@ def plan_array(shape: Sequence[int], config: JobConfig) -> InferencePlan:
 
 def _load(config: JobConfig, network: LoadedNetwork | None) -> Predictor:
     if network is None:
-        return load_predictor(local_model(config.model), config.inference)
+        model = local_model(config.model)
+        model_sha256(model)  # which checks files of other engines than PyTorch, as for jobs
+        return load_predictor(model, config.inference)
     if network.kind != "function":  # it will be brought to its device, and to evaluation mode
         import torch
 

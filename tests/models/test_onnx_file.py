@@ -1,7 +1,9 @@
 """ONNX files are parsed as far as it takes to know that nothing of them is in other files."""
 
+import numpy as np
 import pytest
 
+from beam_inference import predict
 from beam_inference.errors import ModelContractError
 from beam_inference.models.onnx_file import check_self_contained
 
@@ -262,3 +264,22 @@ def test_a_dropout_is_refused_unless_it_is_off(raw, tmp_path):
     ]:
         with pytest.raises(ModelContractError, match="a Dropout in training mode"):
             check_model(model, tmp_path)
+
+
+@pytest.mark.parametrize("engine", [None, "onnxruntime"])
+def test_a_prediction_refuses_what_jobs_refuse(engine, tmp_path):
+    node = onnx.helper.make_node("RandomNormalLike", ["x"], ["y"])
+    path = tmp_path / "net.onnx"
+    path.write_bytes(network_of([node]).SerializeToString())
+    array = np.zeros((2, 2, 2), np.float32)
+    with pytest.raises(ModelContractError, match="by RandomNormalLike.*evaluation mode"):
+        predict(array, str(path), engine=engine, device="cpu", output_channels=1)
+
+
+def test_an_engine_that_does_not_read_a_file_is_told(tmp_path):
+    path = tmp_path / "net.onnx"
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    path.write_bytes(network_of([node]).SerializeToString())
+    array = np.zeros((2, 2, 2), np.float32)
+    with pytest.raises(ModelContractError, match="choose an engine .* onnxruntime or openvino"):
+        predict(array, str(path), device="cpu", output_channels=1)
