@@ -57,7 +57,7 @@ class ChunkShapes:
         A grain that is larger than the window is decoded whole, beside it.
         """
         window, grain = (
-            math.prod(zyx.minimum(shape, info.bounds.shape)) * info.itemsize
+            math.prod(zyx.minimum(shape, info.bounds.shape)) * info.held_bytes
             for shape in (self.window, info.grain)
         )
         return window if grain <= window else window + grain
@@ -76,12 +76,12 @@ def choose_chunk_shapes(
     extent = zyx.round_up_each(info.bounds.shape, block_shape)
     grain = zyx.round_up_each(info.grain, block_shape)
     chunk = zyx.minimum(grain, extent)
-    window = _shrink(chunk, block_shape, info.itemsize, window_bytes)
+    window = _shrink(chunk, block_shape, info.held_bytes, window_bytes)
     if window != chunk:
         # Only slices can be decoded one after the other into a file.
         return ChunkShapes(chunk if info.grain[0] == 1 else window, window)
     for axis in (2, 1, 0):
-        times = max(1, window_bytes // (math.prod(chunk) * info.itemsize))
+        times = max(1, window_bytes // (math.prod(chunk) * info.held_bytes))
         chunk = zyx.with_axis(chunk, axis, min(chunk[axis] * times, extent[axis]))
     return ChunkShapes(chunk, chunk)
 

@@ -46,6 +46,8 @@ class SourceInfo:
             is as good as another.
         notes: what a person should know before the source is converted.
         rest: part of a voxel by which it begins beyond ``bounds``.
+        made_of_bytes: bytes of other voxels that are held to make one, where it is not read as it
+            is stored.
     """
 
     bounds: BoundingBox
@@ -55,11 +57,17 @@ class SourceInfo:
     grain: Zyx
     notes: tuple[str, ...] = ()
     rest: Rest = NO_REST
+    made_of_bytes: int = 0
 
     @property
     def itemsize(self) -> int:
         """Bytes of a voxel, with all its channels."""
         return self.channels * np.dtype(self.dtype).itemsize
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are held for a voxel while it is copied."""
+        return self.itemsize + self.made_of_bytes
 
     @property
     def nbytes(self) -> int:

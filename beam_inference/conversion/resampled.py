@@ -169,8 +169,15 @@ def resample_source(
         grain=FREE,
         notes=info.notes,
         rest=target.rest,
+        made_of_bytes=_bytes_of_source(info, resampling),
     )
     return ResampledSource(source, resampling, operators, result)
+
+
+def _bytes_of_source(info: SourceInfo, resampling: Resampling) -> int:
+    """Bytes of the source, as it is read and in float32, for each voxel that is made of it."""
+    factor = resampling.source.size / resampling.target.size
+    return math.ceil(factor * (info.itemsize + 4 * info.channels))
 
 
 def _with_voxel_size(grid: Grid, voxel_size_nm: VoxelSizeNm, path: str) -> Grid:
