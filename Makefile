@@ -30,8 +30,8 @@ $(READY): requirements.txt setup.py
 demo: $(READY)  ## segment a brain MRI template, verify the result and draw it: demo-output/tissue.png
 	$(BIN)/beam-inference demo
 
-# Two more than cores: a third of the time tests wait for processes, stores and clocks.
-PROCESSES = $$($(BIN)/python -c "import os; print(min(6, os.cpu_count() + 2))")
+# One more than cores: a quarter of the time tests wait for processes, stores and clocks.
+PROCESSES = $$($(BIN)/python -c "import os; print(min(4, os.cpu_count() + 1))")
 
 test: $(READY)  ## run all tests but the slow ones; under ten minutes on two cores
 	$(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
