@@ -167,8 +167,7 @@ class State:
         self._storage = storage
         self._store = open_kvstore(self.url, storage) if store is None else store
         shared = shared_state_url(self.url) or self.url
-        self._guard = LinkGuard(shared)
-        self._prefix = self.url.removeprefix(shared).lstrip("/")
+        self._guard = LinkGuard(shared, self.url.removeprefix(shared).lstrip("/"))
         self._job = job
 
     def of(self, job: ResolvedJob) -> State:
@@ -594,7 +593,7 @@ class State:
         most_bytes: int = MOST_SMALL_BYTES,
     ) -> Any:
         if what == "write":
-            self._guard.check(f"{self._prefix}/{key}" if self._prefix else key)
+            self._guard.check(key)
         return retry_request(what, f"{self.url}/{key}", action, most_bytes)
 
     def _write_entry(self, folder: str, chunk: int, entry: Frozen) -> None:

@@ -277,11 +277,13 @@ class LinkGuard:
     """Refuses links among the folders that keys lead through, each folder once.
 
     Args:
-        url: the folder of ours that the keys are relative to.
+        url: a folder that is not looked at itself.
+        folder: the folder of ours in it that the keys are relative to; by default ``url`` itself.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: str = "") -> None:
         self._folder = local_folder(url)
+        self._prefix = f"{folder}/" if folder else ""
         self._known: set[str] = set()
 
     def check(self, key: str) -> None:
@@ -290,7 +292,7 @@ class LinkGuard:
         Raises:
             WorkerFault: one is a link: others' files would be changed.
         """
-        folders, _, _ = key.rpartition("/")
+        folders, _, _ = f"{self._prefix}{key}".rpartition("/")
         if self._folder is None or not folders or folders in self._known:
             return
         place = self._folder

@@ -62,9 +62,9 @@ class SeamFiles:
         file_values: int = FILE_VALUES,
     ) -> None:
         self._job = key
-        self._folder = f"seams/{key[:16]}"
-        self._url = f"{state_url}/{self._folder}"
-        self._guard = LinkGuard(state_url)
+        folder = f"seams/{key[:16]}"
+        self._url = f"{state_url}/{folder}"
+        self._guard = LinkGuard(state_url, folder)
         self._store = open_kvstore(self._url, storage)
         self._file_values = file_values
 
@@ -132,7 +132,7 @@ class SeamFiles:
         return len(keys)
 
     def _write(self, key: str, content: bytearray) -> None:
-        self._guard.check(f"{self._folder}/{key}")
+        self._guard.check(key)
         retry_request(
             "write",
             f"{self._url}/{key}",
