@@ -27,9 +27,7 @@ from beam_inference.errors import (
     DeviceOutOfMemory,
     EngineError,
     ModelContractError,
-    NonFiniteError,
 )
-from beam_inference.geometry.exact_sums import bound_after_trial
 from beam_inference.job.parts import make_normalization
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
@@ -40,9 +38,7 @@ from beam_inference.models.fetch import local_model
 from beam_inference.models.trust import Trust
 from beam_inference.worker.trial import (
     calibration_samples,
-    largest_predictions,
     patch_to_try,
-    patches_to_try,
     try_batch,
     try_network,
 )
@@ -166,40 +162,6 @@ def describe_engine_elsewhere(
         if is_same and kind_of(before.device) == kind_of(inference.device):
             return earlier.engine
     return describe_engine(model, inference)
-
-
-def find_prediction_bounds(job: PlannedJob, trial: NetworkTrial) -> tuple[float, ...]:
-    """Find the powers of two that a network's values are to stay within, by trying it.
-
-    Args:
-        job: the job.
-        trial: its network, which has answered.
-
-    Returns:
-        One for each head, or one for a network without heads.
-
-    Raises:
-        ModelContractError: it returns NaN or infinite values.
-    """
-    config = trial.config
-    try:
-        largest = largest_predictions(
-            trial.predictor,
-            patches_to_try(config, job.input, job.plan),
-            make_normalization(
-                config.model.normalize,
-                job.input.values_dtype,
-                is_undone=config.model.denormalize,
-            ),
-            trial.report.batch_size,
-            config.model.channel_ranges,
-        )
-    except NonFiniteError as error:
-        raise ModelContractError(
-            f"{error} for a patch of the input. Check model.normalize, model.weights and "
-            "inference.precision."
-        ) from None
-    return tuple(map(bound_after_trial, largest))
 
 
 def warn_of_range(config: JobConfig, low: float, high: float) -> None:

@@ -40,7 +40,6 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.launch.decide import batch_size_request, engine_request
 from beam_inference.launch.engine_trial import (
     NetworkTrial,
-    find_prediction_bounds,
     open_inference,
     try_network_here,
 )
@@ -48,7 +47,7 @@ from beam_inference.launch.planned_job import PlannedJob
 from beam_inference.models.hashes import NetworkFiles, model_sha256, network_file_states
 from beam_inference.models.loading import suffix_of
 from beam_inference.models.trust import Trust
-from beam_inference.worker.trial import boxes_to_try
+from beam_inference.worker.trial import boxes_to_try, find_prediction_bounds
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +159,11 @@ def find_out_about_network(
                 f"model.path {job.config.model.path}: the network's files were changed while they "
                 "were loaded. Give the same command again once nobody writes them."
             )
-        bounds = find_prediction_bounds(job, trial) if needs_bound else None
+        bounds = None
+        if needs_bound:
+            bounds = find_prediction_bounds(
+                trial.predictor, trial.config, job.input, job.plan, trial.report.batch_size
+            )
     tried = TriedNetwork(
         findings=_findings(trial, bounds, warnings),
         description=trial.predictor.description,

@@ -25,8 +25,6 @@ from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
     ConfigError,
-    ModelContractError,
-    NonFiniteError,
     StateError,
     WorkerFault,
 )
@@ -49,11 +47,7 @@ from beam_inference.volumes.outputs import create_output
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.open_job import OpenJob, OpenOutput, open_job
 from beam_inference.worker.previews import OpenPreview
-from beam_inference.worker.trial import (
-    calibration_samples,
-    largest_predictions,
-    patches_to_try,
-)
+from beam_inference.worker.trial import calibration_samples, find_prediction_bounds
 from beam_inference.worker.worker import make_chunk_inference
 
 if TYPE_CHECKING:
@@ -232,18 +226,13 @@ def _check_bounds(opened: OpenJob) -> None:
     recorded = opened.job.sum_bounds
     if None not in stated or not recorded:
         return
-    patches = patches_to_try(config, opened.input, opened.job.plan)
-    channels = config.model.channel_ranges
-    try:
-        largest = largest_predictions(
-            opened.predictor, patches, opened.normalize, opened.batch_size, channels
-        )
-    except NonFiniteError as error:
-        raise ModelContractError(f"{error} for a patch of the input") from None
+    found = find_prediction_bounds(
+        opened.predictor, config, opened.input, opened.job.plan, opened.batch_size
+    )
     # where nothing could be tried, the launch has taken the bound from the range of values
-    of_output = max(map(abs, config.output.value_range or (0.0,)))
-    for bound, written, found in zip(recorded, stated, largest, strict=True):
-        usual = bound_after_trial(max(found, of_output))
+    of_output = bound_after_trial(max(map(abs, config.output.value_range or (0.0,))))
+    for bound, written, of_trial in zip(recorded, stated, found, strict=True):
+        usual = max(of_trial, of_output)
         if written is None and bound > _MOST_TIMES_USUAL * usual:
             raise StateError(
                 f"the recorded prediction_bound, {bound:g}, is far above the {usual:g} that the "

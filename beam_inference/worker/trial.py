@@ -34,6 +34,7 @@ from beam_inference.errors import (
     TransientReadError,
 )
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.exact_sums import bound_after_trial
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.zyx import triple
 from beam_inference.job.parts import cutout, normalization
@@ -118,6 +119,41 @@ def _read(config: DefiniteConfig, volume: InputVolume, box: BoundingBox) -> AnyA
     except (TransientReadError, PermanentReadError) as error:
         logger.warning("trying the network on zeros, because %s", error)
         return np.zeros((volume.all_channels, *box.shape), volume.cutout_dtype)
+
+
+def find_prediction_bounds(
+    predictor: Predictor,
+    config: DefiniteConfig,
+    volume: InputVolume,
+    plan: InferencePlan,
+    batch_size: int,
+) -> tuple[float, ...]:
+    """Find the powers of two that a network's values are to stay within, by trying it.
+
+    Args:
+        predictor: the network on its device.
+        config: the job.
+        volume: its input.
+        plan: its geometry.
+        batch_size: patches per call that fit the device.
+
+    Returns:
+        One for each head, or one for a network without heads.
+
+    Raises:
+        ModelContractError: it returns NaN or infinite values.
+    """
+    patches = patches_to_try(config, volume, plan)
+    normalize = normalization(config, volume.values_dtype)
+    channels = config.model.channel_ranges
+    try:
+        largest = largest_predictions(predictor, patches, normalize, batch_size, channels)
+    except NonFiniteError as error:
+        raise ModelContractError(
+            f"{error} for a patch of the input. Check model.normalize, model.weights and "
+            "inference.precision."
+        ) from None
+    return tuple(map(bound_after_trial, largest))
 
 
 def largest_predictions(
