@@ -96,7 +96,7 @@ def _read(path: StoredFile, packing: str | None) -> RawSource:
 
 
 def _notes(header: Any) -> tuple[str, ...]:
-    """What is lost of where the voxels lie."""
+    """Notes on what is lost of where the voxels lie."""
     angles = [float(header.cellb[name]) for name in ("alpha", "beta", "gamma")]
     if any(angle not in (0, 90) for angle in angles):
         stated = ", ".join(f"{angle:g}" for angle in angles)
