@@ -222,7 +222,8 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
             "a whole job, from its first chunk on / forward passes",
             1.05,
             [job["job / forward"]["ratio"]],
-            f"from {job['job / forward']['min']} to {job['job / forward']['max']}",
+            f"from {job['job / forward']['min']} to {job['job / forward']['max']}; "
+            "in so short a job, what follows its last chunk counts",
         ),
         ("a whole job in `crop` / chunkflow", 0.55, [peers["whole job"]["crop"]["ratio"]], ""),
         (
