@@ -51,6 +51,35 @@ def test_what_is_freed_stays_on_the_heap_unless_it_is_left_alone():
     assert again < 4 * 2**20  # in the holes of the first time
 
 
+_GARBAGE = """
+import sys
+from beam_inference.environment import end_without_collecting
+
+class Loop:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        print("collected")
+
+if sys.argv[1:]:
+    end_without_collecting()
+loop = Loop()
+"""
+
+
+@pytest.mark.parametrize(("words", "printed"), [([], "collected\n"), (["so"], "")])
+def test_nothing_is_collected_at_the_end(words, printed):
+    ended = subprocess.run(
+        [sys.executable, "-c", _GARBAGE, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert ended.stdout == printed
+
+
 @pytest.mark.parametrize(
     ("written", "cores"),
     [

@@ -34,7 +34,7 @@ from beam_inference.cli.command import EXIT_CODES, CommandParser
 from beam_inference.cli.logs import configure
 from beam_inference.cli.stop_signals import requests_to_stop
 from beam_inference.cli.terminal import escape_output
-from beam_inference.environment import use_one_heap
+from beam_inference.environment import end_without_collecting, use_one_heap
 from beam_inference.errors import (
     BAD_INPUT,
     FAILED,
@@ -121,6 +121,7 @@ def run_guarded(arguments: argparse.Namespace) -> int:
     structured = getattr(arguments, "log_format", "text") == "json"
     configure(debug=debug, structured=structured)
     use_one_heap()
+    end_without_collecting()
     try:
         with requests_to_stop(), escape_output():
             return int(arguments.action(arguments))
