@@ -90,22 +90,25 @@ def nd2_bytes(
     *,
     packed: bool = False,
     row_bytes: int | None = None,
+    height: int | None = None,
+    depth: int | None = None,
     is_calibrated: bool = True,
 ) -> bytes:
     """An ND2 file of frames (t, z, channels, y, x), in loops over time and z.
 
-    Its rows may be stated to have more bytes than they have.
+    Its rows, its height and its depth may be stated to be others than they are.
     """
-    times, depth, channels, height, width = array.shape
+    times, planes_stored, channels, rows, width = array.shape
     itemsize = array.dtype.itemsize
+    depth = planes_stored if depth is None else depth
     attributes = {
         "uiWidth": width,
         "uiWidthBytes": row_bytes or width * channels * itemsize,
-        "uiHeight": height,
+        "uiHeight": rows if height is None else height,
         "uiComp": channels,
         "uiBpcInMemory": 8 * itemsize,
         "uiBpcSignificant": 8 * itemsize,
-        "uiSequenceCount": times * depth,
+        "uiSequenceCount": times * planes_stored,
         "eCompression": 0 if packed else 2,
         "dCompressionParam": 0.0,
     }
@@ -138,7 +141,7 @@ def nd2_bytes(
         "ImageMetadataLV!": _clx({"SLxExperiment": times_loop if times > 1 else z_loop}),
         "ImageMetadataSeqLV|0!": _clx({"SLxPictureMetadata": metadata}),
     }
-    for number, frame in enumerate(array.reshape(-1, channels, height, width)):
+    for number, frame in enumerate(array.reshape(-1, channels, rows, width)):
         data = np.ascontiguousarray(np.moveaxis(frame, 0, -1)).tobytes()
         chunks[f"ImageDataSeq|{number}!"] = bytes(8) + (zlib.compress(data) if packed else data)
     out = struct.pack("<IIQ", 0x0ABECEDA, 32, 64)

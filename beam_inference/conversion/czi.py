@@ -135,6 +135,7 @@ def open_czi(path: str, volume: str) -> ReadPlane:
                 continue
             with lock:
                 segment = tile.entry.data_segment()
+                _check_is_listed(segment.directory_entry, tile.entry)
                 data = segment.data(raw=True)
             voxels = _decode(data, tile)
             to = (slice(None), *both.slices_in(plane)[1:])
@@ -189,6 +190,11 @@ def _tiles(path: str, czi: Any) -> list[_Tile]:
     tiles = []
     for entry in czi.subblock_directory:
         dimensions = {dimension.dimension: dimension for dimension in entry.dimension_entries}
+        if len(dimensions) < len(entry.dimension_entries):
+            raise VolumeError(
+                f"{path} lists a tile that has two positions along one axis: it is damaged. Copy "
+                "it again."
+            )
         if not {"X", "Y"} <= dimensions.keys():
             continue
         if any(each.stored_size != each.size for each in dimensions.values()):
@@ -215,6 +221,20 @@ def _tiles(path: str, czi: Any) -> list[_Tile]:
     if not tiles:
         raise VolumeError(f"{path} holds no image")
     return tiles
+
+
+def _check_is_listed(own: Any, listed: Any) -> None:
+    """Check that a tile says of itself what the file's list of tiles says of it.
+
+    Raises:
+        ValueError: it does not.
+    """
+    ours, theirs = (
+        {each.dimension: (int(each.start), int(each.size)) for each in entry.dimension_entries}
+        for entry in (own, listed)
+    )
+    if ours != theirs:
+        raise ValueError(f"a tile says that it lies at {ours}, and the list of tiles says {theirs}")
 
 
 def _choose(

@@ -144,6 +144,15 @@ def _describe(path: StoredFile, name: str | None, scale: int) -> ImsSource:
             f"{path} has channels of several dtypes or shapes at {place}, or fewer voxels than it "
             "states: it is damaged"
         )
+    if any(
+        m > -(-n // block) * block
+        for n, m, block in zip(size, first.bounds.shape, first.grain, strict=True)
+    ):
+        raise VolumeError(
+            f"{path} states {size} voxels (z, y, x) at {place}, and holds {first.bounds.shape}, in "
+            f"blocks of {first.grain}: more than whole blocks take. It is damaged, or was changed. "
+            "Copy it again, or convert the dataset as HDF5, from a copy of the file named .h5."
+        )
     info = SourceInfo(
         BoundingBox((0, 0, 0), size),
         count,
@@ -179,7 +188,15 @@ def _is_after(name: str, kind: str, number: int) -> bool:
 
 
 def _extent(group: Any, key: str) -> Zyx:
-    return triple(int(_text(group, f"{key}{axis}")) for axis in "ZYX")
+    """A size that a group states, ZYX.
+
+    Raises:
+        ValueError: it is not positive.
+    """
+    size = triple(int(_text(group, f"{key}{axis}")) for axis in "ZYX")
+    if min(size) < 1:
+        raise ValueError(f"it states a size of {size} (z, y, x)")
+    return size
 
 
 def _physical_extents(info: Any) -> list[float]:

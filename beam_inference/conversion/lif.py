@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +152,24 @@ def _image(image: Any) -> Image:
 
 
 def _check_complete(path: str, image: Any) -> None:
+    """Refuse an image whose planes lie in each other, or reach beyond its part of the file."""
     block = image.memory_block
-    needed = image.nbytes
+    frames = image.frames
+    plane = math.prod(frames.frame_shape) * image.dtype.itemsize
+    steps = {
+        each.label: (each.number_elements - 1, each.bytes_inc)
+        for each in image._dimensions
+        if each.label not in frames.frame_sizes and each.number_elements > 1
+    }
+    offsets = sorted(each.bytes_inc for each in image._channels[:: frames.frame_sizes.get("S", 1)])
+    nearest = min((after - before for before, after in pairwise(offsets)), default=plane)
+    if min([nearest, *(step for _, step in steps.values())]) < plane or offsets[0] < 0:
+        raise VolumeError(
+            f"the image {image.path} of {path} has planes of {plane} bytes that begin less apart: "
+            "it is damaged. Copy it again."
+        )
+    reached = offsets[-1] + plane + sum(times * step for times, step in steps.values())
+    needed = max(image.nbytes, reached)
     if block.size < needed or Path(path).stat().st_size < block.offset + needed:
         raise VolumeError(
             f"{path} ends before its image {image.path} does, which takes {needed} bytes: it was "

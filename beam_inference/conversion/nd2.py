@@ -36,6 +36,7 @@ _MOST_FRAMES = 10**7
 _HEADER_BYTES = 4096 + 24
 """Bytes of the file before the voxels of a frame, from where its chunk begins."""
 
+_FRAME_NAME = b"ImageDataSeq|"
 _TIME_BYTES = 8
 """Bytes of a chunk's data before the voxels of its frame."""
 
@@ -136,23 +137,39 @@ def _image(file: Any) -> Image:
 
 
 def _chunk_name(frame: int) -> bytes:
-    return b"ImageDataSeq|%d!" % frame
+    return _FRAME_NAME + b"%d!" % frame
 
 
 def _check_frames(path: str, file: Any) -> None:
-    """Refuse a file that lacks frames, for which its library would return zeros.
+    """Refuse a file that has other frames than it states, or frames of another size.
+
+    Of frames that are absent its library would return zeros.
 
     Raises:
-        VolumeError: it lacks some.
+        VolumeError: it has.
     """
     count = math.prod(_loops(file).values())
     if count > _MOST_FRAMES:
         raise VolumeError(f"{path} states {count} frames: it is damaged. Copy it again.")
     attributes = file.attributes
+    row_bytes = int(attributes.widthBytes or 0)
+    voxel_bytes = int(attributes.componentCount) * file.dtype.itemsize
+    if row_bytes < int(attributes.widthPx or 0) * voxel_bytes:
+        raise VolumeError(
+            f"{path} states rows of {attributes.widthPx} voxels of {voxel_bytes} bytes, which "
+            f"begin every {row_bytes} bytes: it is damaged. Copy it again."
+        )
     is_packed = attributes.compressionType == "lossless"
-    frame_bytes = 1 if is_packed else int(attributes.widthBytes or 0) * int(attributes.heightPx)
+    frame_bytes = 1 if is_packed else row_bytes * int(attributes.heightPx)
     size = Path(path).stat().st_size
     chunks = file._rdr.chunkmap
+    stored = sum(name.startswith(_FRAME_NAME) for name in chunks)
+    if stored > count:
+        raise VolumeError(
+            f"{path} holds {stored} frames, and its loops over z, time and positions state "
+            f"{count}: which voxels the others are is not known. Save it anew with NIS-Elements, "
+            "or as OME-TIFF."
+        )
 
     def is_absent(number: int) -> bool:
         start, stated = chunks.get(_chunk_name(number), (-1, 0))
@@ -168,6 +185,12 @@ def _check_frames(path: str, file: Any) -> None:
             f"{path} lacks {len(absent)} of its {count} frames, the first is {absent[0]}: the "
             "recording was stopped, or the file was cut off. Copy it again, or save what there is "
             "with NIS-Elements."
+        )
+    held = 0 if is_packed else _data_bytes(path, chunks[_chunk_name(0)][0]) - _TIME_BYTES
+    if held >= 2 * frame_bytes > 0:
+        raise VolumeError(
+            f"{path} states frames of {frame_bytes} bytes, and holds {held} of the first: its "
+            "height, its width or its dtype is not what it states. Copy it again."
         )
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from beam_inference.config.definite import DefiniteConfig
 from beam_inference.config.fields import Frozen, Json, Shape
@@ -163,8 +163,8 @@ class ResolvedJob(Frozen):
     model_sha256: str
     operator_sha256: dict[str, str] = Field(default_factory=dict)
     engine: dict[str, str]
-    prediction_bound: float | None = None
-    head_bounds: list[float] = Field(default_factory=list)
+    prediction_bound: PositiveFloat | None = None
+    head_bounds: list[PositiveFloat] = Field(default_factory=list)
     working_set_bytes: int
     patch_seconds: float = 0.0
     quantization_error: QuantizationError | None = None
@@ -178,6 +178,22 @@ class ResolvedJob(Frozen):
         if not isinstance(values, dict):
             return values
         return {_FIRST_NAMES.get(key, key): value for key, value in values.items()}
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> ResolvedJob:
+        """What is found of each further input, or head, is found of all."""
+        if len(self.further_inputs) != len(self.config.inputs):
+            raise ValueError(
+                f"it tells of {len(self.further_inputs)} further inputs, and its job has "
+                f"{len(self.config.inputs)}"
+            )
+        heads = len(self.config.model.heads or ())
+        if self.head_bounds and len(self.head_bounds) != heads:
+            raise ValueError(
+                f"it has prediction bounds of {len(self.head_bounds)} heads, and its network has "
+                f"{heads}"
+            )
+        return self
 
     @property
     def whole_roi(self) -> BoundingBox:

@@ -103,6 +103,38 @@ class TestCzi:
         with pytest.raises(VolumeError, match="not completed by the microscope.*Open it in ZEN"):
             describe_czi(str(tmp_path / "a.czi"), None)
 
+    def test_a_list_that_names_other_tiles(self, tmp_path):
+        content = bytearray(LIBCZI.read_bytes())
+        first, second = czi_entries(content)[:2]
+        place = slice(first + 6, first + 14)
+        content[place] = content[second + 6 : second + 14]
+        (tmp_path / "a.czi").write_bytes(content)
+        source = describe_czi(str(tmp_path / "a.czi"), None)
+        with pytest.raises(PermanentReadError, match="a tile says that it lies at .*the list of"):
+            source.open()(source.info.bounds)
+
+    def test_two_positions_along_an_axis(self, tmp_path):
+        content = bytearray(LIBCZI.read_bytes())
+        first = czi_entries(content)[0]
+        names = [bytes(content[n : n + 4]) for n in range(first + 32, first + 32 + 4 * 20, 20)]
+        place = first + 32 + 20 * names.index(b"Z\0\0\0")
+        content[place : place + 4] = b"X\0\0\0"
+        (tmp_path / "a.czi").write_bytes(content)
+        with pytest.raises(VolumeError, match="two positions along one axis"):
+            describe_czi(str(tmp_path / "a.czi"), None)
+
+
+def czi_entries(content):
+    """Where the entries of the list of tiles begin."""
+    (position,) = struct.unpack("<q", content[32 + 52 : 32 + 60])
+    (count,) = struct.unpack("<i", content[position + 32 : position + 36])
+    places = [position + 32 + 128]
+    while len(places) < count:
+        (axes,) = struct.unpack("<i", content[places[-1] + 28 : places[-1] + 32])
+        places.append(places[-1] + 32 + 20 * axes)
+    assert all(content[place : place + 2] == b"DV" for place in places)
+    return places
+
 
 class TestLif:
     def test_images_are_chosen_by_name(self, frames, tmp_path):
@@ -124,6 +156,20 @@ class TestLif:
         (tmp_path / "a.lif").write_bytes(lif_bytes({"one": frames[:1]})[:-9])
         with pytest.raises(VolumeError, match=r"a\.lif"):
             describe_lif(str(tmp_path / "a.lif"), None)
+
+    @pytest.mark.parametrize(
+        ("stride", "message"),
+        [(480, r"ends before its image .*takes 1200 bytes"), (120, "planes of 240 bytes that beg")],
+    )
+    def test_strides_that_lead_to_other_voxels(self, stride, message, frames, tmp_path):
+        """They lead into the next image, or a plane into the next one."""
+        images = {"one": frames[:1, :1], "two": frames[:1]}
+        content = lif_bytes(images)
+        stated, other = (f'BytesInc="{n}"'.encode("utf-16-le") for n in (240, stride))
+        first = content.index(stated)
+        (tmp_path / "a.lif").write_bytes(content[:first] + other + content[first + len(stated) :])
+        with pytest.raises(VolumeError, match=message):
+            describe_lif(str(tmp_path / "a.lif"), "one")
 
     def test_images_of_one_name_are_refused(self, frames, tmp_path):
         content = lif_bytes({"one": frames[:1], "two": frames[:1]})
@@ -181,6 +227,25 @@ class TestNd2:
             else:
                 assert_holds(describe_nd2(str(tmp_path / "a.nd2"), None), frames[0], SIZE)
 
+    def test_frames_that_no_loop_counts(self, frames, tmp_path):
+        content = nd2_bytes(frames[:1].swapaxes(1, 2), depth=2)
+        (tmp_path / "a.nd2").write_bytes(content)
+        with pytest.raises(VolumeError, match="holds 3 frames, and its loops .* state 2"):
+            describe_nd2(str(tmp_path / "a.nd2"), None)
+
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_rows_that_begin_in_each_other(self, packed, frames, tmp_path):
+        content = nd2_bytes(frames[:1].swapaxes(1, 2), row_bytes=24, packed=packed)
+        (tmp_path / "a.nd2").write_bytes(content)
+        with pytest.raises(VolumeError, match="rows of 12 voxels of 4 bytes, .* every 24 bytes"):
+            describe_nd2(str(tmp_path / "a.nd2"), None)
+
+    def test_frames_of_more_rows_than_are_stated(self, frames, tmp_path):
+        content = nd2_bytes(frames[:1].swapaxes(1, 2), height=5)
+        (tmp_path / "a.nd2").write_bytes(content)
+        with pytest.raises(VolumeError, match="states frames of 240 bytes, and holds 480"):
+            describe_nd2(str(tmp_path / "a.nd2"), None)
+
     def test_without_a_calibration_there_is_no_voxel_size(self, frames, tmp_path):
         content = nd2_bytes(frames[:1].swapaxes(1, 2), (0.3, 1, 1), is_calibrated=False)
         (tmp_path / "a.nd2").write_bytes(content)
@@ -226,6 +291,18 @@ class TestIms:
         write_ims(tmp_path / "a.ims", frames[:1], size, unit=unit)
         found = source_of(tmp_path / "a.ims").info.voxel_size_nm
         assert found == (None if unit == "furlong" else pytest.approx(SIZE))
+
+    @pytest.mark.parametrize(
+        ("size", "message"),
+        [(4, r"states \(3, 4, 12\) voxels .* holds \(8, 16, 16\)"), (0, "size")],
+    )
+    def test_sizes_that_are_not_stored(self, size, message, frames, tmp_path):
+        write_ims(tmp_path / "a.ims", frames[:1], scales=1)
+        with h5py.File(tmp_path / "a.ims", "a") as file:
+            for channel in file["DataSet/ResolutionLevel 0/TimePoint 0"].values():
+                channel.attrs["ImageSizeY"] = np.frombuffer(str(size).encode(), "S1")
+        with pytest.raises(VolumeError, match=message):
+            source_of(tmp_path / "a.ims")
 
     @pytest.mark.slow
     def test_hdf5_of_another_kind(self, tmp_path):

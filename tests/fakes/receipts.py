@@ -24,6 +24,15 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GRID = ChunkGrid(BoundingBox((3, -5, 2), (43, 65, 52)), (16, 32, 32))
 
 
+FURTHER_INPUT = {
+    "bounds": {"start": [0, 0, 0], "stop": [1, 1, 1]},
+    "channels": 1,
+    "dtype": "uint8",
+    "block_bytes": 1,
+}
+"""What a record tells of a further input."""
+
+
 def receipt(
     chunk: int,
     array: NDArray[Any] | None = None,

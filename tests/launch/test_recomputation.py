@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes.receipts import FURTHER_INPUT
 from helpers import POSITION, job_values, read_volume, toy, write_job, write_volume
 
 from beam_inference import load_job, verify
@@ -354,11 +355,19 @@ def test_where_the_outputs_voxels_lie_is_found_anew(change, code, volume_in, tmp
 
 @pytest.mark.parametrize(
     "changes",
-    [{"input_block_shape": [0, 16, 16]}, {"to_output": {"repeat": [0, 1, 1]}}],
+    [
+        {"input_block_shape": [0, 16, 16]},
+        {"to_output": {"repeat": [0, 1, 1]}},
+        {"further_inputs": [FURTHER_INPUT]},
+        {"head_bounds": [1.0, 2.0]},
+        {"prediction_bound": 0.0},
+    ],
     ids=lambda changes: next(iter(changes)),
 )
 @pytest.mark.parametrize("command", ["status", "verify", "run"])
-def test_sizes_of_zero_in_the_record_are_told(command, changes, volume_in, tmp_path, capsys):
+def test_numbers_in_the_record_that_cannot_be_are_told(
+    command, changes, volume_in, tmp_path, capsys
+):
     model = {**POSITION, "voxel_size_nm": [20, 20, 20]}
     sections = {"input": {"resample": {"order": 1}}, "output": {"voxel_size_nm": "input"}}
     computed(tmp_path, volume_in, model=model, **sections)

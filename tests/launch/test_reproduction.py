@@ -9,6 +9,7 @@ import cellmap_packages
 import numpy as np
 import pytest
 import torch
+from fakes.receipts import FURTHER_INPUT
 from helpers import POSITION, job_values, read_volume, write_volume
 from nnunet_folders import make_folder
 
@@ -378,6 +379,9 @@ class TestHostileRecords:
             (lambda entry: entry.update(job=3), "job: "),
             (lambda entry: entry.pop("fingerprint"), "fingerprint: "),
             (lambda entry: entry["job"].update(unknown=1), "unknown: "),
+            (lambda entry: entry["job"].update(further_inputs=[FURTHER_INPUT]), "1 further inputs"),
+            (lambda entry: entry["job"].update(head_bounds=[1, 2]), "prediction bounds of 2"),
+            (lambda entry: entry["job"].update(head_bounds=[0]), "head_bounds"),
             (lambda entry: entry["box"].update(stop=[999, 999, 999]), "does not fit itself"),
             (lambda entry: entry.update(needs=NEEDS), "is not what its job names"),
             (lambda entry: entry["job"].update(config={}), "config.input: "),
