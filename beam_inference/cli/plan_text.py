@@ -304,7 +304,7 @@ def _strategies_table(job: PlannedJob) -> Table:
     table = Table(title="strategies", title_justify="left", caption_justify="left")
     _add_columns(
         table,
-        ("strategy", "network calls", "patch voxels per voxel", "seam files", "at chunk borders"),
+        ("strategy", "patches", "patch voxels per voxel", "seam files", "at chunk borders"),
         left=("strategy", "at chunk borders"),
     )
     margin = format_shape(job.plan_in("crop").chunk_crop_margin)
@@ -325,8 +325,7 @@ def _strategies_table(job: PlannedJob) -> Table:
         )
     fewest = min(possible, key=lambda plan: plan.totals.patch_count)
     table.caption = (
-        f"fewest network calls: {fewest.strategy}; seam files are written and read once, and then "
-        "removed"
+        f"fewest patches: {fewest.strategy}; seam files are written and read once, and then removed"
     )
     return table
 

@@ -140,7 +140,7 @@ class PlanTotals:
 
     @property
     def patch_count(self) -> int:
-        """Patches that are computed: network calls of the job for batches of one patch."""
+        """Patches that are computed."""
         return math.prod(axis.patches for axis in self.axes)
 
     def calls(self, batch_size: int) -> int:

@@ -350,7 +350,7 @@ def test_plan_and_status_speak_of_both_stages(volume_in, tmp_path, capsys):
     assert main(["plan", job]) == 0
     said = capsys.readouterr().out
     assert "exchange (this job)" in said
-    assert "fewest network calls: exchange" in said
+    assert "fewest patches: exchange" in said
     launch = launch_of(volume_in, tmp_path / "out")
     list(Worker(launch).sum_chunks(range(10)))
     assert main(["status", job]) in (0, 1)
