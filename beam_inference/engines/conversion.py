@@ -14,6 +14,7 @@ import torch
 
 from beam_inference.engines.stable_norms import replace_norms
 from beam_inference.errors import EngineError
+from beam_inference.foreign_text import shorten_text
 
 _TALKERS = (
     "torch.onnx",
@@ -68,7 +69,7 @@ def quiet_conversion(engine: str) -> Iterator[None]:
     except EngineError as error:
         raise EngineError(f"inference.engine: {engine}: {error}") from None
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = shorten_text(" ".join(str(error).split())) or type(error).__name__
         raise EngineError(
             f"inference.engine: {engine} cannot take this network: {reason}. Write engine: "
             "torch, if the network is PyTorch's."
@@ -76,6 +77,15 @@ def quiet_conversion(engine: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def check_one_input(count: int) -> None:
+    """Refuse a network that does not take one array. Raises EngineError."""
+    if count != 1:
+        raise EngineError(
+            f"the network takes {count} inputs; expected one, of all channels. Export it with the "
+            "others inside, as constants, or made of the first."
+        )
 
 
 def check_one_output(count: int) -> None:

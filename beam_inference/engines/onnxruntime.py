@@ -21,7 +21,11 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
     """
     import torch
 
-    from beam_inference.engines.conversion import check_one_output, quiet_conversion
+    from beam_inference.engines.conversion import (
+        check_one_input,
+        check_one_output,
+        quiet_conversion,
+    )
     from beam_inference.engines.heads import pick_heads, place_of
     from beam_inference.engines.torch_heads import join_tensors
 
@@ -50,6 +54,7 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
             wanted = [names[place_of(head, listed, str(source))] for head in heads]
         else:
             check_one_output(len(names))
+        check_one_input(len(session.get_inputs()))
         taken = session.get_inputs()[0]
         name = taken.name
         dtype = _dtype_of(taken.type, request)

@@ -168,10 +168,12 @@ def _read_network(
     keep: Callable[[Callable[[], bytes]], bytes],
 ) -> Model:
     """Read or convert a network in float32; see :func:`openvino_forward`."""
+    from beam_inference.engines.conversion import check_one_input
     from beam_inference.engines.openvino_norms import replace_long_sums
 
     if isinstance(source, Path):
         network = core.read_model(source, *([] if weights is None else [weights]))
+        check_one_input(len(network.inputs))
         _check_stateless(network, source)
         _check_extent(network, shape, source)
         network.reshape(list(shape))

@@ -22,13 +22,13 @@ SHAPE = (2, 1, 8, 8, 8)
 ENGINES = ["openvino", "onnxruntime"]
 
 
-def save(path, nodes, constants=(), *, opset=17, taken=FLOAT, given=FLOAT):
-    """An ONNX file with an input x and an output y; constants by their names."""
+def save(path, nodes, constants=(), *, opset=17, taken=FLOAT, given=FLOAT, inputs=("x",)):
+    """An ONNX file with an input x, or several, and an output y; constants by their names."""
     helper = onnx.helper
     named = [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in dict(constants).items()]
-    x = helper.make_tensor_value_info("x", taken, list(SHAPE))
+    given_to = [helper.make_tensor_value_info(each, taken, list(SHAPE)) for each in inputs]
     y = helper.make_tensor_value_info("y", given, None)
-    graph = helper.make_graph(nodes, "g", [x], [y], named)
+    graph = helper.make_graph(nodes, "g", given_to, [y], named)
     opsets = [helper.make_opsetid("", opset)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), str(path))
     return {"path": str(path), "output_channels": 1, "normalize": "none"}
@@ -80,6 +80,16 @@ def test_networks_of_integers_are_refused(tmp_path, engine, name):
     taken = getattr(onnx.TensorProto, name)
     model = save(tmp_path / "a.onnx", [node("Cast", ["x"], "y", to=FLOAT)], taken=taken)
     with pytest.raises(EngineError, match="they would be cut off"):
+        loaded(model, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("inputs", [("x", "z"), ()])
+def test_networks_of_other_than_one_input_are_refused(tmp_path, engine, inputs):
+    add = node("Add", ["x", "z"], "y")
+    constants = {} if inputs else {"x": np.ones(SHAPE, np.float32), "z": np.float32(1)}
+    model = save(tmp_path / "a.onnx", [add], constants, inputs=inputs)
+    with pytest.raises(EngineError, match=f"takes {len(inputs)} inputs; expected one"):
         loaded(model, engine)
 
 
