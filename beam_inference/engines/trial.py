@@ -59,7 +59,10 @@ class ChannelDistances:
     def between(cls, ours: AnyArray, theirs: AnyArray, channel_axis: int) -> ChannelDistances:
         """The distances of answers from others, ``theirs``."""
         other_axes = tuple(axis for axis in range(theirs.ndim) if axis != channel_axis)
-        squares = np.square(np.subtract(ours, theirs, dtype=np.float64))
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            difference = np.subtract(ours, theirs, dtype=np.float64)
+        difference[ours == theirs] = 0
+        squares = np.square(difference)
         typical = np.sqrt(squares.mean(other_axes))
         magnitude = np.abs(theirs).max(other_axes).astype(np.float64)
         return cls(np.nan_to_num(typical, nan=np.inf), np.nan_to_num(magnitude))
@@ -402,18 +405,31 @@ def check_difference(
     return Difference(largest, typical, allowed)
 
 
+_NOISE_SPAN = 2**16
+"""Most values of the noise in place of a patch: more, of 32 bits, are in no image."""
+
+
+def is_blank(patch: AnyArray) -> bool:
+    """Whether a patch (C, Z, Y, X) has one value in each of its channels."""
+    return bool((patch == patch[:, :1, :1, :1]).all())
+
+
 def without_blank(patch: AnyArray) -> AnyArray:
-    """The patch, or noise in its place if it is one value throughout."""
-    if not (patch == patch[:, :1, :1, :1]).all():
+    """The patch, or noise in its place if it is blank: integers from its own value on, or floats.
+
+    It is made of all values of a dtype of 16 bits or less.
+    """
+    if not is_blank(patch):
         return patch
     random = np.random.default_rng(0)
-    info = np.iinfo(patch.dtype) if patch.dtype.kind in "iu" else None
-    noise = (
-        random.integers(info.min, info.max, patch.shape, patch.dtype)
-        if info
-        else random.random(patch.shape)
-    )
-    return noise.astype(patch.dtype)
+    if patch.dtype.kind not in "iu":
+        return random.random(patch.shape).astype(patch.dtype)
+    info = np.iinfo(patch.dtype)
+    low = max(info.min, min(int(patch.min()), info.max - _NOISE_SPAN))
+    high = min(info.max, low + _NOISE_SPAN)
+    if patch.dtype.itemsize <= 2:
+        low, high = info.min, info.max
+    return random.integers(low, high, patch.shape, patch.dtype)
 
 
 def noise_unlike(patch: AnyArray) -> AnyArray:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field, FiniteFloat, PositiveFloat, ValidationError
@@ -47,7 +48,7 @@ from beam_inference.launch.planned_job import PlannedJob
 from beam_inference.models.hashes import NetworkFiles, model_sha256, network_file_states
 from beam_inference.models.loading import suffix_of
 from beam_inference.models.trust import Trust
-from beam_inference.worker.trial import boxes_to_try, find_prediction_bounds
+from beam_inference.worker.trial import find_prediction_bounds, patches_to_bound
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +234,8 @@ class _Keys:
         """
         # Any engine: the input does not depend on it.
         config = make_definite(job.config, job.settings, EngineSettings("torch", "contiguous", 1))
-        boxes = boxes_to_try(job.plan)[: None if request.needs_bound else 1]
+        read = partial(cutout, config, job.input)
+        patches = patches_to_bound(read, job.plan)
         return cls(
             files=files,
             request=request,
@@ -247,7 +249,7 @@ class _Keys:
                 "surroundings": describe_surroundings(),
             },
             memory=job.memory(place).host_bytes,
-            patches=[_hash_of(cutout(config, job.input, box)) for box in boxes],
+            patches=list(map(_hash_of, patches)),
         )
 
     def key(self, request: _Request) -> Json:
@@ -255,7 +257,7 @@ class _Keys:
         return {
             **self.common,
             "request": list(astuple(request)),
-            "patches": self.patches if request.needs_bound else self.patches[:1],
+            "patches": self.patches,
             "memory": self.memory if request.batch_size == "auto" else None,
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,7 +33,7 @@ from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import LoadedNetwork, as_network
 from beam_inference.worker.chunk_inference import ChunkInference, NetworkFill
-from beam_inference.worker.trial import boxes_to_try, largest_predictions
+from beam_inference.worker.trial import largest_predictions, patches_to_bound
 
 _AT_HAND = "beam_inference.worker.predict:network"
 """Stands for the path of a network that is given itself."""
@@ -201,6 +202,14 @@ def predict(
     return [results[index] for index in range(len(every))]
 
 
+def _mix_values(channels: AnyArray, patch: AnyArray) -> AnyArray:
+    """A patch of values of an array (C, Z, Y, X), drawn from anywhere in it."""
+    places = np.random.default_rng(0).integers(0, channels[0].size, patch.shape[1:])
+    z, y, x = np.unravel_index(places, channels.shape[1:])
+    mixed: AnyArray = channels[:, z, y, x]
+    return mixed
+
+
 def _predict_array(
     channels: AnyArray, config: JobConfig, predictor: Predictor
 ) -> NDArray[np.float32]:
@@ -214,9 +223,15 @@ def _predict_array(
     )
     bound = model.stated_bound
     if bound is None:
-        patches = (_cut_out(channels, box, config) for box in boxes_to_try(plan))
-        everything = [range(model.output_channels)]
-        largest = largest_predictions(predictor, patches, normalization, batch_size, everything)
+        patches = patches_to_bound(lambda box: _cut_out(channels, box, config), plan)
+        largest = largest_predictions(
+            predictor,
+            patches,
+            partial(_mix_values, channels),
+            normalization,
+            batch_size,
+            [range(model.output_channels)],
+        )
         bound = bound_after_trial(*largest)
     fill = config.input
     inference = ChunkInference(

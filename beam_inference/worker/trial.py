@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from operator import attrgetter
 from typing import Any
@@ -22,6 +23,7 @@ from beam_inference.engines.trial import (
     ContractReport,
     check_contract,
     check_difference,
+    is_blank,
     without_blank,
 )
 from beam_inference.environment import bound_memory
@@ -61,9 +63,14 @@ def patch_to_try(config: DefiniteConfig, volume: InputVolume, plan: InferencePla
     """Read the network's input for the patch in the middle of the domain.
 
     Returns:
-        Stored values, shape (C, Z, Y, X); zeros where they cannot be read.
+        Stored values, shape (C, Z, Y, X); zeros where they cannot be read. If that patch is blank,
+        and another one of :func:`patches_to_bound` is not, it is the first such one.
     """
-    return _read(config, volume, boxes_to_try(plan)[0])
+    patches = patches_to_bound(partial(_read, config, volume), plan)
+    middle = next(patches)
+    if not is_blank(middle):
+        return middle
+    return next((patch for patch in patches if not is_blank(patch)), middle)
 
 
 def patches_to_try(
@@ -71,6 +78,28 @@ def patches_to_try(
 ) -> Iterator[AnyArray]:
     """Read the network's input at :func:`boxes_to_try`, as :func:`patch_to_try` does."""
     return (_read(config, volume, box) for box in boxes_to_try(plan))
+
+
+def patches_to_bound(
+    read: Callable[[BoundingBox], AnyArray], plan: InferencePlan
+) -> Iterator[AnyArray]:
+    """Read what a network is tried on to find how large its values are.
+
+    These are the patches at :func:`boxes_to_try`; if all of them are blank, also those at
+    :func:`boxes_to_calibrate`.
+
+    Args:
+        read: reads the network's input in a box, stored values (C, Z, Y, X).
+        plan: the geometry.
+    """
+    for boxes in (boxes_to_try(plan), boxes_to_calibrate(plan)):
+        is_varied = False
+        for box in boxes:
+            patch = read(box)
+            is_varied = is_varied or not is_blank(patch)
+            yield patch
+        if is_varied:
+            return
 
 
 def boxes_to_calibrate(plan: InferencePlan) -> list[BoundingBox]:
@@ -103,7 +132,7 @@ def calibration_samples(
             f"precision: int8 is calibrated on patches of the input, and {error}. Restore it, or "
             "write precision: float32."
         ) from None
-    patches = [patch for patch in patches if patch is without_blank(patch)]
+    patches = [patch for patch in patches if not is_blank(patch)]
     if not patches:
         raise EngineError(
             "precision: int8 is calibrated on patches of the input, an eighth and five eighths "
@@ -143,11 +172,13 @@ def find_prediction_bounds(
     Raises:
         ModelContractError: it returns NaN or infinite values.
     """
-    patches = patches_to_try(config, volume, plan)
+    patches = patches_to_bound(partial(_read, config, volume), plan)
     normalize = normalization(config, volume.values_dtype)
     channels = config.model.channel_ranges
     try:
-        largest = largest_predictions(predictor, patches, normalize, batch_size, channels)
+        largest = largest_predictions(
+            predictor, patches, _tell_of_noise, normalize, batch_size, channels
+        )
     except NonFiniteError as error:
         raise ModelContractError(
             f"{error} for a patch of the input. Check model.normalize, model.weights and "
@@ -156,9 +187,19 @@ def find_prediction_bounds(
     return tuple(map(bound_after_trial, largest))
 
 
+def _tell_of_noise(patch: AnyArray) -> AnyArray:
+    logger.warning(
+        "the input has one value at each place where the network is tried: how large its answers "
+        "are was found by noise, which may be far from what they are. Sums are rounded to 2^-23 of "
+        "that; to state it, write model.prediction_bound."
+    )
+    return without_blank(patch)
+
+
 def largest_predictions(
     predictor: Predictor,
     patches: Iterable[AnyArray],
+    make_noise: Callable[[AnyArray], AnyArray],
     normalize: Callable[[Any], Any],
     batch_size: int,
     channels: Sequence[range],
@@ -167,8 +208,9 @@ def largest_predictions(
 
     Args:
         predictor: the network on its device.
-        patches: its inputs, stored values (C, Z, Y, X). For one of a single value noise is tried,
-            too: networks may say little of background.
+        patches: its inputs, stored values (C, Z, Y, X).
+        make_noise: makes what is tried, too, of a patch, if all patches are blank: networks may say
+            little of background. Where they answer it by no numbers, that is no fault of theirs.
         normalize: maps a float32 batch of stored values to the network's input.
         batch_size: patches of a batch that fits the device.
         channels: channels of the predictions that are looked at together.
@@ -181,18 +223,26 @@ def largest_predictions(
     """
     largest = [0.0] * len(channels)
     device = predictor.device
+
+    def look_at(patch: AnyArray) -> None:
+        batch = device.empty((batch_size, *patch.shape))
+        batch[:] = device.upload(patch)
+        predictions = predict_normalized(predictor.predict, normalize, batch)
+        for number, some in enumerate(channels):
+            part = predictions[:, some.start : some.stop]
+            magnitude = float(device.largest_magnitude(part))
+            if not math.isfinite(magnitude):
+                raise NonFiniteError("the network returns NaN or infinite values")
+            largest[number] = max(largest[number], magnitude)
+
     with device.session():
+        is_varied = False
         for patch in patches:
-            for values in [patch] if patch is (noise := without_blank(patch)) else [patch, noise]:
-                batch = device.empty((batch_size, *values.shape))
-                batch[:] = device.upload(values)
-                predictions = predict_normalized(predictor.predict, normalize, batch)
-                for number, some in enumerate(channels):
-                    part = predictions[:, some.start : some.stop]
-                    magnitude = float(device.largest_magnitude(part))
-                    if not math.isfinite(magnitude):
-                        raise NonFiniteError("the network returns NaN or infinite values")
-                    largest[number] = max(largest[number], magnitude)
+            look_at(patch)
+            is_varied = is_varied or not is_blank(patch)
+        if not is_varied:
+            with suppress(NonFiniteError):
+                look_at(make_noise(patch))
     return largest
 
 
@@ -236,7 +286,7 @@ def try_network(
     if config.inference.precision == "int8":
         # Integers suit some places better than others, and noise not at all.
         others = patches_to_try(config, volume, plan)
-        patches = [each for each in others if each is without_blank(each)] or patches
+        patches = [each for each in others if not is_blank(each)] or patches
     bound = bound_memory() if reference.device.on_host else nullcontext()
     with watch.watch("the comparison with PyTorch"), bound:
         try:

@@ -2,8 +2,9 @@
 
 import logging
 
+import numpy as np
 import pytest
-from helpers import job_values
+from helpers import job_values, write_volume
 
 from beam_inference.config.definite import EngineSettings, make_definite
 from beam_inference.config.job_file import parse_job
@@ -13,6 +14,7 @@ from beam_inference.engines.predictor import Predictor
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.planned_job import plan_job
+from beam_inference.launch.prepare import prepare
 from beam_inference.worker.trial import try_network
 
 
@@ -39,3 +41,48 @@ def test_too_little_memory_for_a_comparison(partition, volume_in, tmp_path, capl
         assert try_network(*arguments).difference is None
     assert "was not compared" in caplog.text
     assert "can't allocate 12 bytes" in caplog.text
+
+
+FAST_GROWING = """
+import torch
+
+class Power(torch.nn.Module):
+    def forward(self, x):
+        return torch.exp(0.2 * x)
+
+def make():
+    return Power().eval()
+"""
+
+
+def bound_of(tmp_path, array):
+    """The prediction bound of a job on a volume, whose network grows fast."""
+    (tmp_path / "power.py").write_text(FAST_GROWING)
+    write_volume(tmp_path / "in", array)
+    model = {"path": "power.py:make", "output_channels": 1}
+    keys = {"batch_size": 1}  # larger ones are tried on other noise
+    values = job_values(tmp_path / "in", tmp_path / "out", model=model, inference=keys)
+    return prepare(parse_job(values, tmp_path)).read_job().prediction_bound
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "uint64"])
+@pytest.mark.parametrize("blank", ["the middle", "the diagonal"])
+def test_the_bound_is_of_values_that_occur(dtype, blank, tmp_path, caplog):
+    """Noise over all integers of a dtype would round the answers to the volume's values away."""
+    array = np.random.default_rng(0).integers(1, 20, (32, 64, 64)).astype(dtype)
+    if blank == "the middle":
+        array[12:24, 20:48, 20:48] = 0
+    else:
+        array[:, np.arange(64)[:, None] // 16 == np.arange(64) // 16] = 0
+    assert 20 < bound_of(tmp_path, array) <= 64
+    assert "found by noise" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "bound"), [("uint8", 0, 2.0**74), ("int32", 3, 2.0), ("float32", 0, 2.0)]
+)
+def test_noise_is_told_of(dtype, value, bound, tmp_path, caplog):
+    """Where the network answers it by infinity, its answer to the volume counts alone."""
+    found = bound_of(tmp_path, np.full((32, 64, 64), value, dtype))
+    assert found == min(bound, 2.0**60)
+    assert "found by noise" in caplog.text
