@@ -675,9 +675,9 @@ def page_window(path: StoredFile, read_parts: ReadParts, page: Any, box: Boundin
     try:
         if keyframe.is_final:
             dtype = keyframe.dtype.newbyteorder(page.parent.byteorder).str
-            layout = RawLayout(
-                dtype, _page_shape(keyframe), _page_axes(keyframe), int(page.dataoffsets[0])
-            )
+            start = int(page.dataoffsets[0])
+            _check_place(page, start, start + int(keyframe.nbytes))
+            layout = RawLayout(dtype, _page_shape(keyframe), _page_axes(keyframe), start)
             return read_raw(path, layout, box)
         return _decode(read_parts, page, box)
     except (TransientReadError, WorkerFault):
@@ -745,7 +745,24 @@ def _part(page: Any, index: int) -> tuple[int, int]:
     count = int(page.databytecounts[index])
     if not count:
         raise ValueError("it was cut off")
+    _check_place(page, offset, offset + count)
     return offset, offset + count
+
+
+def _check_place(page: Any, start: int, stop: int) -> None:
+    """Refuse voxels that are said to lie in the file's header, or among the page's tags.
+
+    Raises:
+        ValueError: they are.
+    """
+    is_big = page.parent.is_bigtiff
+    header, count, tag, following = (16, 8, 20, 8) if is_big else (8, 2, 12, 4)
+    tags = int(page.offset)
+    behind = tags + count + tag * len(page.keyframe.tags) + following
+    if start < header or (start < behind and stop > tags):
+        raise ValueError(
+            f"a strip or tile of it is said to lie at byte {start}, among the file's own tags"
+        )
 
 
 def _segment(page: Any, index: int, data: bytes) -> Voxels:

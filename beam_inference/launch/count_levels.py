@@ -26,6 +26,7 @@ from beam_inference.volumes.kvstores import (
     open_kvstore,
     place_of_url,
     read_key,
+    refuse_link,
     storage_of_environment,
     url_of,
 )
@@ -86,6 +87,7 @@ def count_levels(
     plan.check_file()
     for each in (volume, *beside, *masks):
         warn_if_unfinished(url_of(each), storage)
+    refuse_link(plan.job.state_url)
     StageRecords(plan.job).begin(overwrite=overwrite or plan.begins_anew())
     holes = holes_url(url_of(to))
     if overwrite:

@@ -202,6 +202,7 @@ def begin_scales(launch: Launch, *, overwrite: bool, key: str = OUTPUT) -> Pyram
             _forget_scales(config)
         return None
     job = pyramid.job()
+    pyramid.volume.refuse_links(pyramid.scales)
     earlier = StageRecords(job).earlier_job()
     # A launch with another fingerprint made no chunk: check_scales has looked.
     is_other = earlier is not None and earlier.fingerprint != job.fingerprint

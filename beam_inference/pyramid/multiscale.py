@@ -25,6 +25,7 @@ from beam_inference.volumes.conditional_writes import change_json
 from beam_inference.volumes.detection import hint_at_neighbours, json_object, volume_at
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
+    LinkGuard,
     delete_folder,
     leads_elsewhere,
     open_kvstore,
@@ -141,11 +142,21 @@ class MultiscaleVolume:
 
     def find_filled_folder(self, scales: Sequence[PyramidScale]) -> str | None:
         """URL of the folder of a scale in which there is a file already; None if all are empty."""
-        urls = [
-            f"{self.url.rstrip('/')}/{self.codec.folder(self.codec.new_entry(scale))}"
-            for scale in scales
-        ]
+        urls = [f"{self.url.rstrip('/')}/{folder}" for folder in self._folders(scales)]
         return next((url for url in urls if _list_files(url, self.storage)), None)
+
+    def refuse_links(self, scales: Sequence[PyramidScale]) -> None:
+        """Refuse folders of scales that are links: others' files would be changed.
+
+        Raises:
+            WorkerFault: one is.
+        """
+        guard = LinkGuard(self.url)
+        for folder in self._folders(scales):
+            guard.check(f"{folder}/")
+
+    def _folders(self, scales: Sequence[PyramidScale]) -> list[str]:
+        return [self.codec.folder(self.codec.new_entry(scale)).rstrip("/") for scale in scales]
 
     def list_scales(self, scales: Sequence[PyramidScale]) -> None:
         """List complete scales for readers, beside those that others have listed meanwhile.

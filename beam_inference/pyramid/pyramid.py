@@ -350,6 +350,7 @@ def run_pyramid(
     job = pyramid.job()
     warn_if_unfinished(pyramid.volume.url, job.storage)
     records = StageRecords(job)
+    pyramid.volume.refuse_links(pyramid.scales)
     if overwrite:
         remove_scales(job)
     elif not records.has_begun():

@@ -134,6 +134,25 @@ def test_pages_of_imagej_that_lie_apart(tmp_path, gap):
     np.testing.assert_array_equal(source.open()(source.info.bounds)[0], IMAGE)
 
 
+@pytest.mark.parametrize("options", [{"tile": (16, 16)}, {"rowsperstrip": 8}, {}], ids=str)
+@pytest.mark.parametrize("place", ["header", "tags"])
+@pytest.mark.parametrize("is_big", [False, True])
+def test_the_files_own_tags_are_no_voxels(tmp_path, options, place, is_big):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(
+        path, IMAGE[:2], photometric="minisblack", metadata=None, bigtiff=is_big, **options
+    )
+    with tifffile.TiffFile(path, mode="r+b") as tiff:
+        page = tiff.pages[1].aspage()
+        offsets = list(page.dataoffsets)
+        offsets[-1] = 3 if place == "header" else page.offset
+        tag = "TileOffsets" if "tile" in options else "StripOffsets"
+        page.tags[tag].overwrite(tuple(offsets) if len(offsets) > 1 else offsets[0])
+    source = tiff_source(str(path), None)
+    with pytest.raises(PermanentReadError, match="among the file's own tags"):
+        source.open()(source.info.bounds)
+
+
 def test_tiles_of_several_slices_are_refused(tmp_path):
     options = {"volumetric": True, "tile": (16, 16, 16)}
     tifffile.imwrite(tmp_path / "a.tif", IMAGE, photometric="minisblack", **options)

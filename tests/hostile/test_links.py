@@ -85,3 +85,31 @@ def test_records_of_components_are_not_removed_through_a_link(stage, tmp_path, c
     assert main(words) in (1, 2)
     assert "is a link, and what it leads to would be changed" in "".join(capsys.readouterr())
     assert {path: path.read_text() for path in theirs} == theirs
+
+
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+@pytest.mark.parametrize("state", ["begun", "new"])
+def test_a_pyramid_changes_nothing_through_a_link(flags, state, tmp_path, capsys):
+    write_volume(tmp_path / "in", ARRAY)
+    words = ["pyramid", str(tmp_path / "in"), "--num-scales", "1"]
+    if state == "begun":
+        assert main(words) == 0
+        (scale,) = (path for path in (tmp_path / "in").iterdir() if path.name.startswith("20_"))
+        theirs = replace_by_link(scale, tmp_path / "victim")
+    else:
+        (tmp_path / "victim").mkdir()
+        (tmp_path / "in" / "20_20_20").symlink_to(tmp_path / "victim")
+        theirs = {}
+    capsys.readouterr()
+    assert main([*words, *flags]) != 0
+    assert "is a link, and what it leads to would be changed" in "".join(capsys.readouterr())
+    assert {path: path.read_text() for path in (tmp_path / "victim").iterdir()} == theirs
+
+
+def test_levels_write_no_record_through_a_link(tmp_path, capsys):
+    write_volume(tmp_path / "in", ARRAY)
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "levels.json.parts").symlink_to(tmp_path / "victim")
+    assert main(["levels", str(tmp_path / "in"), "--to", str(tmp_path / "levels.json")]) != 0
+    assert "is a link, and what it leads to would be changed" in "".join(capsys.readouterr())
+    assert not list((tmp_path / "victim").iterdir())
