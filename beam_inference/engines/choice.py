@@ -82,8 +82,8 @@ def engines_to_try(model: Network, inference: Inference) -> Sequence[str]:
         names = [engine.name for engine in readers]
         if inference.engine not in ("auto", *names):
             raise EngineError(
-                f"model.path {model.path} is run by {' or '.join(names)}, not by inference.engine: "
-                f"{inference.engine}"
+                f"{_name_read_file(model)} is run by {' or '.join(names)}, not by "
+                f"inference.engine: {inference.engine}"
             )
         fitting = _installed_readers(model, inference, readers)
         return [e.name for e in fitting] if inference.engine == "auto" else [inference.engine]
@@ -164,19 +164,25 @@ def _readers_of(model: Network) -> list[Engine]:
     return sorted((e for e in list_engines() if suffix in e.suffixes), key=_rank)
 
 
+def _name_read_file(model: Network) -> str:
+    """The key and path of the first file that engines read themselves."""
+    keys = zip(network_keys(model), model.members, strict=True)
+    return next(f"{key}.path {each.path}" for key, each in keys if _readers_of(each))
+
+
 def _installed_readers(
     model: Network, inference: Inference, readers: Sequence[Engine]
 ) -> list[Engine]:
     fitting = [engine for engine in readers if _fits(engine, inference)]
     if not fitting:
         raise EngineError(
-            f"model.path {model.path} runs {readers[0].limits} only: write device: "
+            f"{_name_read_file(model)} runs {readers[0].limits} only: write device: "
             f"{readers[0].devices[0]}"
         )
     installed = [engine for engine in fitting if is_installed(engine)]
     if not installed:
         raise EngineError(
-            f"model.path {model.path} is run by {' or '.join(each.name for each in fitting)}, "
+            f"{_name_read_file(model)} is run by {' or '.join(each.name for each in fitting)}, "
             f"which is not installed: {fitting[0].install}"
         )
     return installed

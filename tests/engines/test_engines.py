@@ -196,6 +196,8 @@ def test_which_engines_may_be_meant(converted, monkeypatch):
         to_try(onnx, device="cuda")
     with pytest.raises(EngineError, match="not by inference.engine: torch"):
         to_try(onnx, engine="torch", device="cuda")
+    with pytest.raises(EngineError, match=r"model\.ensemble\.0\.path .*conv\.onnx is run by"):
+        to_try({**FIB25, "ensemble": [onnx]}, engine="torch")
     monkeypatch.setattr(choice, "is_installed", without_openvino)
     assert to_try(FIB25) == ["torch"]
     assert to_try(onnx) == ["onnxruntime"]
