@@ -64,13 +64,15 @@ def patch_to_try(config: DefiniteConfig, volume: InputVolume, plan: InferencePla
 
     Returns:
         Stored values, shape (C, Z, Y, X); zeros where they cannot be read. If that patch is blank,
-        and another one of :func:`patches_to_bound` is not, it is the first such one.
+        and another one of :func:`patches_to_bound` is not, and holds numbers alone, it is the first
+        such one.
     """
     patches = patches_to_bound(partial(_read, config, volume), plan)
     middle = next(patches)
     if not is_blank(middle):
         return middle
-    return next((patch for patch in patches if not is_blank(patch)), middle)
+    others = filter(_is_finite, patches)
+    return next((patch for patch in others if not is_blank(patch)), middle)
 
 
 def patches_to_try(
@@ -86,20 +88,24 @@ def patches_to_bound(
     """Read what a network is tried on to find how large its values are.
 
     These are the patches at :func:`boxes_to_try`; if all of them are blank, also those at
-    :func:`boxes_to_calibrate`.
+    :func:`boxes_to_calibrate` that hold numbers alone: no job fails by a place that it need not
+    have been tried at.
 
     Args:
         read: reads the network's input in a box, stored values (C, Z, Y, X).
         plan: the geometry.
     """
-    for boxes in (boxes_to_try(plan), boxes_to_calibrate(plan)):
-        is_varied = False
-        for box in boxes:
-            patch = read(box)
-            is_varied = is_varied or not is_blank(patch)
-            yield patch
-        if is_varied:
-            return
+    is_varied = False
+    for box in boxes_to_try(plan):
+        patch = read(box)
+        is_varied = is_varied or not is_blank(patch)
+        yield patch
+    if not is_varied:
+        yield from filter(_is_finite, map(read, boxes_to_calibrate(plan)))
+
+
+def _is_finite(patch: AnyArray) -> bool:
+    return bool(np.isfinite(patch).all())
 
 
 def boxes_to_calibrate(plan: InferencePlan) -> list[BoundingBox]:
