@@ -425,11 +425,9 @@ def without_blank(patch: AnyArray) -> AnyArray:
     if patch.dtype.kind not in "iu":
         return random.random(patch.shape).astype(patch.dtype)
     info = np.iinfo(patch.dtype)
-    low = max(info.min, min(int(patch.min()), info.max - _NOISE_SPAN))
-    high = min(info.max, low + _NOISE_SPAN)
-    if patch.dtype.itemsize <= 2:
-        low, high = info.min, info.max
-    return random.integers(low, high, patch.shape, patch.dtype)
+    span = min(_NOISE_SPAN, info.max - info.min)
+    low = min(int(patch.min()), info.max - span)
+    return random.integers(low, low + span, patch.shape, patch.dtype)
 
 
 def noise_unlike(patch: AnyArray) -> AnyArray:
