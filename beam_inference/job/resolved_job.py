@@ -181,7 +181,7 @@ class ResolvedJob(Frozen):
 
     @model_validator(mode="after")
     def _check_numbers(self) -> ResolvedJob:
-        """What is found of each further input, or head, is found of all."""
+        """Refuse a record of another number of further inputs, or heads, than its job has."""
         if len(self.further_inputs) != len(self.config.inputs):
             raise ValueError(
                 f"it tells of {len(self.further_inputs)} further inputs, and its job has "

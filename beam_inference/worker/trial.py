@@ -43,6 +43,7 @@ from beam_inference.job.parts import cutout, normalization
 from beam_inference.operators.normalize_steps import predict_normalized
 from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.worker.network_watch import NetworkWatch
+from beam_inference.worker.non_finite import is_finite
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def patch_to_try(config: DefiniteConfig, volume: InputVolume, plan: InferencePla
     middle = next(patches)
     if not is_blank(middle):
         return middle
-    others = filter(_is_finite, patches)
+    others = filter(is_finite, patches)
     return next((patch for patch in others if not is_blank(patch)), middle)
 
 
@@ -101,11 +102,7 @@ def patches_to_bound(
         is_varied = is_varied or not is_blank(patch)
         yield patch
     if not is_varied:
-        yield from filter(_is_finite, map(read, boxes_to_calibrate(plan)))
-
-
-def _is_finite(patch: AnyArray) -> bool:
-    return bool(np.isfinite(patch).all())
+        yield from filter(is_finite, map(read, boxes_to_calibrate(plan)))
 
 
 def boxes_to_calibrate(plan: InferencePlan) -> list[BoundingBox]:
