@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 from typing import Generic, TypeVar, cast
 
 Item = TypeVar("Item")
@@ -76,16 +77,24 @@ class LookAhead(Generic[Item]):
         self._between = before + 0.2 * (seconds - before)
 
 
-def make_one_ahead(items: Iterator[Item]) -> Generator[Item]:
+def make_one_ahead(items: Iterator[Item], is_closed: Event) -> Generator[Item]:
     """The items of an iterator, each made by a thread while the one before is used.
 
     An error of an item is raised when it is its turn. Closing the iterator waits for the item that
     is being made.
+
+    Args:
+        items: makes them.
+        is_closed: is set once nobody takes items any more, also in the midst of the first one:
+            what takes long to make may be given up then, by any error.
     """
     end = object()
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as pool:
-        item = pool.submit(next, items, end).result()
-        while item is not end:
-            following = pool.submit(next, items, end)
-            yield cast(Item, item)
-            item = following.result()
+        try:
+            item = pool.submit(next, items, end).result()
+            while item is not end:
+                following = pool.submit(next, items, end)
+                yield cast(Item, item)
+                item = following.result()
+        finally:
+            is_closed.set()

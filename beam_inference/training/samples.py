@@ -12,8 +12,10 @@ import json
 import logging
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from threading import Event
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -200,11 +202,18 @@ class SampleStream(IterableDataset[Batch]):
         samples = ahead.items(
             number for step in self._steps(first, stride) for number in self._samples_of(step)
         )
+        is_closed = Event()
+
+        def collect(step: int) -> Batch:
+            collected = []
+            for _ in self._samples_of(step):
+                if is_closed.is_set():  # a signal waits for this thread
+                    raise CancelledError
+                collected.append(next(samples))
+            return _as_batch(step, collected)
+
         # stacked by a thread of its own: the copying would hold up each step
-        batches = make_one_ahead(
-            _as_batch(step, [next(samples) for _ in self._samples_of(step)])
-            for step in self._steps(first, stride)
-        )
+        batches = make_one_ahead(map(collect, self._steps(first, stride)), is_closed)
         with closing(samples), closing(batches):
             for batch in batches:
                 self._position = batch.number + 1

@@ -29,14 +29,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from beam_inference.config.fields import Json
 from beam_inference.config.job import Network
 from beam_inference.engines.partition.share import name_layers
+from beam_inference.environment import format_bytes, usable_memory
 from beam_inference.errors import (
     BeamInferenceError,
     ConfigError,
     StateError,
     VolumeError,
 )
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.bounding_box import grown_shape
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.models.loading import load_network
 from beam_inference.training.checkpoint import (
     CHECKPOINT,
@@ -82,6 +84,8 @@ _FILES = (CHECKPOINT, METRICS, *RESULTS)
 """Names of all files that a training writes into its folder."""
 _MOST_UNKNOWN = 300
 """Samples from the first on of which nothing may be known."""
+_MOST_CHANGE = 1e-3
+"""Most that answers may differ, as a share of the largest, where a network is made anew."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,7 @@ class _Trainer:
                 f"{ranks.count // ranks.teams} share each sample; expected a multiple of "
                 f"{ranks.teams}, since each step's samples are shared out evenly"
             )
+        _check_memory_of_samples(config, ranks.teams)
         self._config = config
         self._ranks = ranks
         self._device = device
@@ -197,7 +202,7 @@ class _Trainer:
         has_validation = config.definite_split.validation > 0
         self._validation = self._make_stream("validation") if has_validation else None
         self._source_sha256 = source_sha256(config)
-        self._network = self._make_network()
+        self._network = _make_network(config, device)
         self._mesh = ranks.everybody if ranks.mesh is None else ranks.mesh
         name_layers(self._network, self._mesh)
         self._parallel: nn.Module = self._runnable(self._network)
@@ -217,6 +222,7 @@ class _Trainer:
         self._metrics = Metrics()
         self._step = 0
         self._has_known = False
+        self._is_compared = False
 
     def run(self) -> TrainingOutcome:
         """Take the steps that are left, and write the results."""
@@ -338,28 +344,6 @@ class _Trainer:
             cache_bytes=config.cache_bytes,
         )
 
-    def _make_network(self) -> nn.Module:
-        config = self._config
-        path = config.network.path
-        torch.manual_seed(config.seed)
-        if path is None:
-            network: object = make_unet(config)
-        else:
-            model = Network(
-                path=path,
-                weights=config.network.weights,
-                input_channels=config.network.input_channels,
-                output_channels=config.output_channels,
-            )
-            network = load_network(model).network
-        if not isinstance(network, nn.Module):
-            raise ConfigError(
-                f"network.path {path}: the factory returned a {type(network).__name__}; "
-                "only a torch.nn.Module can be trained"
-            )
-        _check_trainable(network, path)
-        return network.to(self._device).train()
-
     def _predict(
         self, network: nn.Module, groups: Sequence[Mapping[str, Tensor]], counts: bool
     ) -> list[Prediction]:
@@ -441,6 +425,9 @@ class _Trainer:
             self._check_known(is_last=is_last)
             if not is_judged:
                 self._check_answer(batch)
+            is_own = config.network.path is not None
+            if is_own and (is_last or not self._is_compared):
+                self._check_weights_are_all(batch)
             self._save()
         if self._ranks.rank == 0:
             _show_progress(self._step, config.steps, self._metrics)
@@ -470,6 +457,50 @@ class _Trainer:
             loss = float(self._ranks.add_up(self._part_of_loss(answered)))
         self._network.train()
         self._check_loss(loss, f"the samples of step {self._step - 1}, after its update,")
+
+    def _check_weights_are_all(self, batch: Batch) -> None:
+        """Refuse a network that training changes beyond its weights, which are all that is kept.
+
+        All ranks must take part.
+
+        Raises:
+            ConfigError: a network made anew answers otherwise with the same weights.
+        """
+        config = self._config
+        path = config.network.path
+        without = config.network.model_copy(update={"weights": None})
+        anew = _make_network(config.model_copy(update={"network": without}), self._device)
+        name_layers(anew, self._mesh)
+        try:
+            anew.load_state_dict(self._trained.state_dict())
+        except RuntimeError as error:
+            raise ConfigError(
+                f"network.path {path}: the network that its factory makes anew does not take the "
+                f"weights of the trained one: {describe_error(error)}. It must make the same "
+                "network each time."
+            ) from None
+        answers = []
+        with torch.no_grad():
+            for network in (self._trained, anew):
+                torch.manual_seed(config.seed)  # for what it may draw
+                answers.append(self._answer(self._runnable(network.eval()), batch).predictions)
+        self._network.train()
+        largest, farthest = _distance(*answers)
+        eps = torch.finfo(getattr(torch, config.precision)).eps
+        differs = bool(batch.groups) and not farthest <= max(_MOST_CHANGE, 4 * eps) * largest
+        found = torch.tensor(float(differs), device=self._device)
+        if self._ranks.add_up(found) > 0:
+            names = _unsaved_buffers(self._trained, anew)
+            where = f" Not among its weights: {', '.join(names)}." if names else ""
+            raise ConfigError(
+                f"network.path {path}: after step {self._step}, the network that its factory makes "
+                "anew answers otherwise than the trained one, with the same weights, by "
+                f"{farthest:.2g} where answers reach {largest:.2g}: what a job runs would not be "
+                f"what was trained.{where} Keep all that training changes as parameters, or as "
+                "buffers (register_buffer with persistent=True), and let the factory make the same "
+                "network each time."
+            )
+        self._is_compared = True
 
     def _check_loss(self, loss: float, of: str) -> None:
         if not math.isfinite(loss):
@@ -609,6 +640,90 @@ class _Trainer:
         )
         load_scaler(self._scaler, state["scaler"], step)
         self._step = step
+
+
+def _check_memory_of_samples(config: TrainingConfig, teams: int) -> None:
+    """Refuse steps whose samples alone take more memory than this machine has.
+
+    Args:
+        config: the training.
+        teams: groups of ranks, among which a step's samples are shared out.
+
+    Raises:
+        ConfigError: they do.
+    """
+    patch = max(config.shapes_of_samples, key=math.prod)
+    image = config.network.input_channels * math.prod(
+        grown_shape(patch, config.network.crop_margin)
+    )
+    channels = 1 if isinstance(config.target, Classes) else config.output_channels
+    # image and target in float32, and what is known of the target
+    sample = 4 * image + 5 * channels * math.prod(patch)
+    needed = ceil_div(config.batch_size, teams) * sample
+    memory = usable_memory()
+    if needed > memory:
+        raise ConfigError(
+            f"batch_size is {config.batch_size}: a step's samples take {format_bytes(needed)} of "
+            f"each process, without what the network needs, and this machine has "
+            f"{format_bytes(memory)}. Make batch_size or patch_shape smaller: train --fit-batch "
+            "finds how many fit."
+        )
+
+
+def _make_network(config: TrainingConfig, device: torch.device) -> nn.Module:
+    """The network that a training file names, on a device, ready to be trained.
+
+    Raises:
+        UserError: it cannot be made, or be trained.
+    """
+    path = config.network.path
+    torch.manual_seed(config.seed)
+    if path is None:
+        network: object = make_unet(config)
+    else:
+        model = Network(
+            path=path,
+            weights=config.network.weights,
+            input_channels=config.network.input_channels,
+            output_channels=config.output_channels,
+        )
+        network = load_network(model).network
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"network.path {path}: the factory returned a {type(network).__name__}; "
+            "only a torch.nn.Module can be trained"
+        )
+    _check_trainable(network, path)
+    return network.to(device).train()
+
+
+def _distance(
+    predictions: Sequence[Prediction], others: Sequence[Prediction]
+) -> tuple[float, float]:
+    """The largest magnitude of a rank's predictions, and how far others are from them at most.
+
+    It is NaN where either is.
+    """
+    found = [
+        torch.stack([each.logits.abs().max(), (each.logits - other.logits).abs().max()])
+        for each, other in zip(predictions, others, strict=True)
+        if each.logits.numel()
+    ]
+    if not found:
+        return 0.0, 0.0
+    largest, farthest = torch.stack(found).amax(0).tolist()
+    return largest, farthest
+
+
+def _unsaved_buffers(network: nn.Module, anew: nn.Module) -> list[str]:
+    """Names of buffers that are not saved, and that differ between two networks."""
+    saved = network.state_dict()
+    others = dict(anew.named_buffers())
+    return [
+        name
+        for name, each in network.named_buffers()
+        if name not in saved and not (name in others and torch.equal(each, others[name]))
+    ]
 
 
 def _has_known(batch: Batch) -> bool:

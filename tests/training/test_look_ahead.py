@@ -66,7 +66,7 @@ def test_one_is_made_while_the_one_before_is_used():
             made.append(number)
             yield number
 
-    ahead = make_one_ahead(items())
+    ahead = make_one_ahead(items(), threading.Event())
     assert next(ahead) == 0
     deadline = time.monotonic() + 10
     while made != [0, 1] and time.monotonic() < deadline:
@@ -81,7 +81,7 @@ def test_an_error_of_one_made_ahead_comes_when_it_is_its_turn():
         raise OSError("torn")
 
     before = threading.active_count()
-    ahead = make_one_ahead(items())
+    ahead = make_one_ahead(items(), threading.Event())
     assert next(ahead) == 0
     with pytest.raises(OSError, match="torn"):
         next(ahead)
@@ -90,7 +90,10 @@ def test_an_error_of_one_made_ahead_comes_when_it_is_its_turn():
 
 def test_closing_waits_for_the_one_that_is_being_made():
     before = threading.active_count()
-    ahead = make_one_ahead(iter(range(10**9)))
+    is_closed = threading.Event()
+    ahead = make_one_ahead(iter(range(10**9)), is_closed)
     assert next(ahead) == 0
+    assert not is_closed.is_set()
     ahead.close()
     assert threading.active_count() == before
+    assert is_closed.is_set()

@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import signal
+import threading
 import time
 
 import numpy as np
@@ -246,6 +248,14 @@ def test_a_mask_that_keeps_nothing_is_told(tmp_path, volumes):
     )
     with pytest.raises(VolumeError, match="in a row were refused"):
         next(iter(SampleStream([volume], PATCH, split=SPLIT, length=1)))
+
+
+def test_a_signal_does_not_wait_for_the_rest_of_a_batch(volumes):
+    made = SampleStream(volumes, PATCH, split=SPLIT, batch_size=10**9)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(made))
 
 
 def test_a_forked_process_is_told_what_to_do(volumes):

@@ -37,6 +37,7 @@ from beam_inference.training.results import JOB_FILE, NETWORK_FILE, RESULTS
 from beam_inference.training.trainer import CHECKPOINT, TrainingDiverged, train, try_steps
 
 NETWORK = """
+import pathlib
 import torch
 from torch import nn
 from beam_inference.residual_unet import InPlaceBatchNorm
@@ -153,6 +154,43 @@ class Extra(nn.Conv3d):
 
 def extra():
     return Extra(1, 3, 1)
+
+class Growing(nn.Module):
+    # training changes more of it than its weights
+    def __init__(self, keeps):
+        super().__init__()
+        self.inner = nn.Conv3d(1, 3, 1)
+        self.register_buffer("scale", torch.ones(()), persistent=keeps)
+    def forward(self, batch):
+        if self.training:
+            self.scale *= 1.5
+        return self.inner(batch) * self.scale
+
+def growing():
+    return Growing(keeps=False)
+
+def growing_kept():
+    return Growing(keeps=True)
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv3d(1, 3, 1)
+        self.steps = 0
+    def forward(self, batch):
+        self.steps += self.training
+        return self.inner(batch) * (1 + self.steps)
+
+def counting():
+    return Counting()
+
+def another():
+    made = pathlib.Path(__file__).with_name("made")
+    layers = [nn.Conv3d(1, 3, 1)]
+    if made.exists():
+        layers.append(nn.Conv3d(3, 3, 1))
+    made.touch()
+    return nn.Sequential(*layers)
 
 def nan():
     class Nan(nn.Module):
@@ -586,6 +624,26 @@ def test_networks_that_cannot_be_trained_are_told(folder, one_thread, factory, e
         train(parse_training(values(network={"path": f"networks.py:{factory}"}), folder))
 
 
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("growing", r"after step 2, .* answers otherwise .* Not among its weights: scale\."),
+        ("counting", r"after step 2, .* answers otherwise .* was trained\. Keep all"),
+        ("another", "makes anew does not take the weights"),
+    ],
+)
+def test_a_network_that_is_more_than_its_weights_is_refused(folder, one_thread, factory, message):
+    """Its weights alone are written: a job ran another network than was validated."""
+    with pytest.raises(ConfigError, match=message):
+        train(parse_training(values(network={"path": f"networks.py:{factory}"}), folder))
+    assert not (folder / "trained" / CHECKPOINT).exists()
+
+
+def test_a_buffer_that_is_saved_may_change(folder, one_thread):
+    train(parse_training(values(network={"path": "networks.py:growing_kept"}, ema=0.9), folder))
+    assert weights(folder)["scale"] > 1
+
+
 def test_layers_may_share_their_weights(folder, one_thread):
     train(parse_training(values(network={"path": "networks.py:tied"}), folder))
     saved = weights(folder)
@@ -760,6 +818,12 @@ def test_a_full_disk_leaves_the_last_checkpoint(folder, one_thread):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path.name: path.read_bytes() for path in (folder / "trained").glob("*.*")} == before
     assert train(parse_training(keys | {"steps": 4}, folder)).steps_done == 2
+
+
+def test_more_samples_than_memory_are_refused_before_any_is_read(folder, one_thread):
+    with pytest.raises(ConfigError, match=r"a step's samples take .* TiB of each process"):
+        train(parse_training(values(batch_size=10**10), folder))
+    assert not (folder / "trained" / CHECKPOINT).exists()
 
 
 def test_two_launches_do_not_train_into_one_folder(folder, one_thread):
