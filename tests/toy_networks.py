@@ -275,6 +275,18 @@ def choosing() -> nn.Module:
     return Choosing()
 
 
+class Skipping(nn.Module):
+    """Joins what was pooled to what was not, as U-Nets do: patches must be even."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        pooled = nn.functional.max_pool3d(batch, 2)
+        return torch.cat([batch, nn.functional.interpolate(pooled, scale_factor=2)], 1)[:, :1]
+
+
+def skipping() -> nn.Module:
+    return Skipping()
+
+
 class Three(nn.Module):
     """Three channels that differ: the input, its negative, and zero."""
 

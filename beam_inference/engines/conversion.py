@@ -21,6 +21,7 @@ _TALKERS = (
     "torch.export",
     "torch._dynamo",
     "torch._inductor",
+    "torch._subclasses",
     "onnxscript",
     "openvino",
     "nncf",
@@ -57,7 +58,7 @@ def quiet_conversion(engine: str) -> Iterator[None]:
         ):
             warnings.simplefilter("ignore")
             for logger in loggers:
-                logger.setLevel(logging.ERROR)
+                logger.setLevel(logging.CRITICAL)  # what fails is raised, too
             yield
     except torch.OutOfMemoryError:
         raise

@@ -200,7 +200,7 @@ def _reason_of(error: BaseException) -> str:
 
 
 def _last_line(reason: str) -> str:
-    return reason.splitlines()[-1][:400]
+    return reason.splitlines()[-1][:400].rstrip(".")
 
 
 def _advice(reason: str) -> str:

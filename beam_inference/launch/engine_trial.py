@@ -186,6 +186,11 @@ def warn_of_range(config: JobConfig, low: float, high: float) -> None:
         )
 
 
+def _warn_of_all(texts: Sequence[str]) -> None:
+    for text in texts:
+        logger.warning("%s", text)
+
+
 @dataclass(frozen=True, slots=True)
 class _Trier:
     """Tries one job's network in several engines."""
@@ -205,12 +210,27 @@ class _Trier:
             EngineError: none can.
             ModelContractError: the network does not answer as the job says.
         """
+        refusals: list[str] = []
         for candidate, following in pairwise(engines):
             try:
-                return self.try_engine(candidate, memory_format, batch_size)
+                trial = self.try_engine(candidate, memory_format, batch_size)
+                break
             except EngineError as error:
-                logger.warning("inference.engine: auto is %s here: %s", following, error)
-        return self.try_engine(engines[-1], memory_format, batch_size)
+                refusals.append(f"inference.engine: auto is {following} here: {error}")
+        else:
+            trial = self._try_last_engine(engines[-1], memory_format, batch_size, refusals)
+        _warn_of_all(refusals)
+        return trial
+
+    def _try_last_engine(
+        self, engine: str, memory_format: str, batch_size: BatchSize, refusals: Sequence[str]
+    ) -> NetworkTrial:
+        """Try the engine that is left; where the network is at fault, no other engine was."""
+        try:
+            return self.try_engine(engine, memory_format, batch_size)
+        except EngineError:
+            _warn_of_all(refusals)
+            raise
 
     def try_engine(self, engine: str, memory_format: str, batch_size: BatchSize) -> NetworkTrial:
         """Try an engine; ``batch_size`` "auto" is found with it.

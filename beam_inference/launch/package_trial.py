@@ -108,7 +108,9 @@ def _compare_with_tool(package: Package, *, is_trusted: bool) -> PackageTest:
         raise ModelContractError(f"{package.path}: it cannot be run here: {recipe.obstacle}")
     if recipe.network_file is None and "model.output_scale" not in recipe.values:
         image = _make_image(recipe)
-        prediction = _predict(package.network.load(is_trusted=is_trusted), recipe, image)
+        network = package.network.load(is_trusted=is_trusted)
+        with _explain_network(package, image.shape):
+            prediction = _predict(network, recipe, image)
     else:
         image = _make_patch(recipe)
         prediction = _predict_whole(package, recipe, image, is_trusted=is_trusted)
@@ -197,14 +199,21 @@ def _predict_whole(
 
 
 def _call(package: Package, predictor: Predictor, batch: NDArray[np.float32]) -> AnyArray:
-    try:
+    with _explain_network(package, batch.shape):
         answer = predictor.predict(predictor.device.upload(batch))
         return np.array(predictor.device.download(answer[0])())
+
+
+@contextmanager
+def _explain_network(package: Package, shape: Sequence[int]) -> Iterator[None]:
+    """Translate what a network raises that is given an array as its package says."""
+    try:
+        yield
     except BeamInferenceError:
         raise
-    except Exception as error:  # of the network, which is given what the package says
+    except Exception as error:
         raise ModelContractError(
-            f"{package.path}: the network fails on an array of shape {list(batch.shape)}, as the "
+            f"{package.path}: the network fails on an array of shape {list(shape)}, as the "
             f"package describes it: {describe_error(error)}"
         ) from None
 

@@ -286,6 +286,17 @@ def test_auto_is_torch_where_openvino_cannot(volume_in, tmp_path, capsys, caplog
     assert not (tmp_path / "refused").exists()
 
 
+def test_a_patch_that_suits_no_pooling_is_told_alone(volume_in, tmp_path, caplog, capfd):
+    """PyTorch logged a traceback of the conversion, and a warning put the blame on OpenVINO."""
+    odd = {"engine": "auto", "patch_shape": [7, 16, 16], "patch_overlap": [0, 0, 0]}
+    values = job_values(volume_in, tmp_path / "out", model=toy("skipping"), inference=odd)
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
+    told = capfd.readouterr().err
+    assert "error: the network fails on an input of shape [2, 1, 7, 16, 16]" in told
+    assert "Traceback" not in told
+    assert "openvino" not in told + caplog.text
+
+
 def test_an_openvino_file_by_url_is_fetched_with_its_weights(
     converted, volume_in, tmp_path, monkeypatch
 ):

@@ -1,5 +1,6 @@
 """Packages of networks from strangers: what they bring only computes, and says what it means."""
 
+import json
 import pickle
 import warnings
 import zipfile
@@ -158,6 +159,19 @@ def test_an_odd_checkpoint_is_refused(changes: dict[str, object], tmp_path: Path
     torch.save(torch.load(file, weights_only=False) | changes, file)
     with pytest.raises(ModelContractError), open_package(folder) as package:
         package.network.load(is_trusted=False)
+
+
+@pytest.mark.parametrize("stride", ["xxx", [0, [0]], [1, 1, 1.0], [0, 0, 0]])
+def test_strides_that_are_none_fail_the_test(stride: object, tmp_path: Path) -> None:
+    """It was called a defect of beam-inference."""
+    folder, _ = nnunet_folders.make_folder(tmp_path / "nnunet")
+    plans = folder / "plans.json"
+    content = json.loads(plans.read_text())
+    network = content["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
+    network["strides"][0] = stride
+    plans.write_text(json.dumps(content))
+    with pytest.raises(ModelContractError, match="the network fails on an array of shape"):
+        try_package(str(folder), [0])
 
 
 @pytest.mark.parametrize(
