@@ -289,6 +289,8 @@ def _size_text(size: Json) -> str:
 def verify_steps(steps: Steps, step: str | None, *, deep: bool, as_json: bool) -> int:
     """Check whether steps are complete, jobs by their receipts, and print what was found.
 
+    What commands have made is not read back: their records hold no checksums of it.
+
     Args:
         steps: the steps.
         step: the one that is wanted; None for all.
@@ -308,6 +310,7 @@ def verify_steps(steps: Steps, step: str | None, *, deep: bool, as_json: bool) -
         else:
             verified[name] = {
                 "complete": progress.is_complete,
+                "deep": False,
                 "chunks": progress.chunks,
                 "done": progress.done,
             }
@@ -319,23 +322,32 @@ def verify_steps(steps: Steps, step: str | None, *, deep: bool, as_json: bool) -
             print(status_text.as_json(values))
         else:
             for name, each in verified.items():
-                _print_verified(name, each)
+                _print_verified(name, each, deep=deep)
             print(f"{complete} of {len(verified)} steps complete")
         sys.stdout.flush()
     return COMPLETE if is_complete else FAILED
 
 
-def _print_verified(name: str, values: Json | None) -> None:
-    """Print the result of the verification of a step, or of a volume of it."""
+def _print_verified(name: str, values: Json | None, *, deep: bool) -> None:
+    """Print the result of the verification of a step, or of a volume of it.
+
+    Args:
+        name: the step's, or the volume's.
+        values: the result; None if it was not launched.
+        deep: whether chunks were asked to be read back.
+    """
     from beam_inference.cli.status_text import print_some
 
     if values is None:
         print(f"{name}: not launched")
         return
-    print(f"{name}: {'complete' if values['complete'] else 'not complete'}")
+    found = "complete" if values["complete"] else "not complete"
+    if values["deep"] != deep:
+        found += " by its records; what a command has made is not read back"
+    print(f"{name}: {found}")
     for volume, each in values.get("volumes", {}).items():
         if each is None or not each["complete"]:
-            _print_verified(f"{name}, volume {volume}", each)
+            _print_verified(f"{name}, volume {volume}", each, deep=deep)
     print_some("wrong", values.get("wrong", []))
     print_some("missing", [f"chunk {chunk}" for chunk in values.get("first_missing", [])])
     quarantine = values.get("quarantine", [])
@@ -357,5 +369,5 @@ def _verify_job(job: JobConfig | Cohort, *, deep: bool) -> Json:
         return cohort_verification_values(reports, deep=deep)
     (single,) = launched
     if single is None:
-        return {"complete": False, "chunks": None, "done": 0}
+        return {"complete": False, "deep": deep, "chunks": None, "done": 0}
     return verification_values(single.verify(deep=deep), single.pyramid_status(), deep=deep)

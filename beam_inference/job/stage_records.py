@@ -65,14 +65,15 @@ class StageRecords:
             overwrite: first forget what was done, by this or any other job of the kind.
 
         Raises:
-            StateError: another job of this kind has begun to write there, or the folder cannot be
-                written.
+            StateError: another job of this kind has begun to write there, the record of what was
+                begun is damaged, or the folder cannot be written.
         """
         job = self._job
         try:
             record = self._create(overwrite=overwrite)
         except WorkerFault as error:
             raise _unusable(error) from None
+        self._refuse_damaged(record)
         if record.get("fingerprint") != job.fingerprint:
             # as text, as the fingerprint has them: 130 and 130.0 are not the same
             differing = ", ".join(
@@ -102,9 +103,12 @@ class StageRecords:
         """Return whether this very job was begun before.
 
         Raises:
-            StateError: the state folder cannot be read.
+            StateError: the state folder cannot be read, or its record is damaged.
         """
-        record = self._read_or_refuse() or {}
+        record = self._read_or_refuse()
+        if record is None:
+            return False
+        self._refuse_damaged(record)
         return bool(record.get("fingerprint") == self._job.fingerprint)
 
     def chunk_counter(self) -> Callable[[], int]:
@@ -160,7 +164,18 @@ class StageRecords:
             lambda: create_key(store, job.record, job.state_url, text),
         )
         # Another launch may have been faster.
-        return _parse(self._read(store)) or {}
+        record = _parse(self._read(store))
+        if record is None:
+            raise WorkerFault(f"{job.state_url}/{job.record} was removed as soon as it was written")
+        return record
+
+    def _refuse_damaged(self, record: Json) -> None:
+        job = self._job
+        if not record:
+            raise StateError(
+                f"{job.state_url}/{job.record} is damaged: it does not say what was begun there. "
+                "Use another target, or pass --overwrite to make everything again."
+            )
 
     def _read_or_refuse(self) -> Json | None:
         job = self._job

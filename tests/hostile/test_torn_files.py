@@ -306,6 +306,6 @@ def test_records_of_stages(tmp_path: Path, tear: Tear, capsys: pytest.CaptureFix
     _tear_all(tmp_path / "out/_beam_inference/convert", "job.json", tear)
     capsys.readouterr()
     assert main(command) == 2
-    assert "holds a volume that this conversion did not begin" in capsys.readouterr().err
+    assert "convert/job.json is damaged: it does not say what was" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
     assert files_of(tmp_path / "out") == files
