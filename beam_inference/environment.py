@@ -63,6 +63,17 @@ def usable_memory(container: Path = _CONTAINER) -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+def format_bytes(count: float) -> str:
+    """A number of bytes in a binary unit, such as 1.5 GiB."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        count /= 1024
+        if count < 999.5:  # three digits, never 1.02e+03
+            return f"{count:.3g} {unit}"
+    return f"{count / 1024:,.0f} EiB"
+
+
 def available_memory(
     container: Path = _CONTAINER, machine: Path = Path("/proc/meminfo")
 ) -> int | None:

@@ -11,6 +11,7 @@ import pytest
 from beam_inference.environment import (
     available_memory,
     bound_memory,
+    format_bytes,
     usable_cores,
     usable_memory,
 )
@@ -129,3 +130,20 @@ def test_an_allocation_beyond_free_memory_fails_and_only_for_a_while():
             np.empty((available_memory() or 0) + 2**28, np.uint8)
         assert np.ones(2**20, np.uint8).all()
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (300 * 2**10, "300 KiB"),
+        (1010 * 2**10, "0.986 MiB"),
+        (1.5 * 2**30, "1.5 GiB"),
+        (2**50, "1 PiB"),
+        (5000 * 2**60, "5,000 EiB"),
+    ],
+)
+def test_bytes_are_told_in_three_digits_of_the_fitting_unit(count: float, text: str) -> None:
+    assert format_bytes(count) == text

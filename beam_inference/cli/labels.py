@@ -20,6 +20,7 @@ from beam_inference.cli.command import (
 from beam_inference.cli.terminal import print_to_stderr
 from beam_inference.config.fields import Json
 from beam_inference.config.plugins import list_plugins
+from beam_inference.environment import format_bytes
 from beam_inference.errors import COMPLETE
 from beam_inference.geometry.zyx import Zyx
 
@@ -331,7 +332,7 @@ def _run_plan(plan: LabelPlan, options: LabelOptions) -> LabelResult:
 
 def _print_need(plan: LabelPlan) -> None:
     print(
-        f"{plan.grid.count} chunks, {plan.chunk_memory_gib:.2g} GiB for each that is under "
+        f"{plan.grid.count} chunks, {format_bytes(plan.chunk_memory_bytes)} for each that is under "
         f"way{plan.more_memory}",
         flush=True,
     )

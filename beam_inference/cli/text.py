@@ -15,17 +15,6 @@ def format_voxel_size(sizes: Sequence[float] | None) -> str:
     return "unknown" if sizes is None else " × ".join(f"{size:g}" for size in sizes)
 
 
-def format_bytes(count: float) -> str:
-    """A number of bytes in a binary unit, such as 1.5 GiB."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-    return f"{count / 1024:.3g} PiB"
-
-
 def format_hours(hours: float) -> str:
     """A duration in hours, or in seconds if it is short."""
     return f"{hours:.3g} h" if hours >= 0.1 else f"{3600 * hours:.3g} s"

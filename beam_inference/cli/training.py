@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from beam_inference.cli.argument_types import natural, number_type, seed, shape
 from beam_inference.cli.command import Options, Subparsers, add_command, add_debug, set_action
+from beam_inference.environment import format_bytes
 from beam_inference.errors import COMPLETE, ConfigError
 from beam_inference.geometry.zyx import Zyx
 
@@ -197,7 +198,7 @@ def _fit_batch(config: TrainingConfig) -> int:
     from beam_inference.training.batch_fit import fit_batch
 
     fit = fit_batch(config)
-    available = f"{fit.available_bytes / 2**30:.3g} GiB"
+    available = format_bytes(fit.available_bytes)
     if not fit.samples:
         raise ConfigError(
             f"not even one sample of {list(config.patch_shape)} voxels fits into {available}: make "
@@ -205,6 +206,6 @@ def _fit_batch(config: TrainingConfig) -> int:
         )
     print(
         f"batch_size: {fit.samples} fits, for each process: a step of it takes "
-        f"{fit.step_bytes / 2**30:.3g} of {available}"
+        f"{format_bytes(fit.step_bytes)} of {available}"
     )
     return COMPLETE

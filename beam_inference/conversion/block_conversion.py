@@ -30,6 +30,7 @@ from beam_inference.conversion.options import (
 )
 from beam_inference.conversion.protocol import Source
 from beam_inference.conversion.resampled import ResampledSource
+from beam_inference.environment import format_bytes
 from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -291,7 +292,7 @@ def _check_scratch_space(task: CopyBlocks, flags: tuple[str, ...]) -> None:
     folder = tempfile.gettempdir()
     if scratch > shutil.disk_usage(folder).free:
         raise ConfigError(
-            f"a slab of {task.target.block_shape[0]} slices takes {scratch / 2**30:.1f} GiB, more "
+            f"a slab of {task.target.block_shape[0]} slices takes {format_bytes(scratch)}, more "
             f"than {folder} has left. Set TMPDIR to a folder with more space, or choose a "
             "--block_shape that is flatter."
         )

@@ -27,6 +27,7 @@ import numpy as np
 
 from beam_inference.conversion.protocol import Read, SourceInfo, Voxels
 from beam_inference.conversion.raw_array import RawLayout, reserve
+from beam_inference.environment import format_bytes
 from beam_inference.errors import WorkerFault
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -117,7 +118,7 @@ def copy(
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     shortage = WorkerFault(
-        f"{folder} has {free / 2**30:.1f} GiB left; {box} needs {size / 2**30:.1f} GiB there. Set "
+        f"{folder} has {format_bytes(free)} left; {box} needs {format_bytes(size)} there. Set "
         "TMPDIR to a folder with more space, or choose blocks that are flatter."
     )
     if size > free:

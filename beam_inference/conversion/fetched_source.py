@@ -22,6 +22,7 @@ from beam_inference.config.fields import Json
 from beam_inference.conversion.protocol import Read, Source, SourceInfo, Voxels
 from beam_inference.conversion.raw_array import reserve
 from beam_inference.conversion.stored_files import StoredFile
+from beam_inference.environment import format_bytes
 from beam_inference.errors import (
     PermanentReadError,
     TransientReadError,
@@ -136,8 +137,8 @@ def _fetch(file: RemoteFile) -> LocalCopy:
     size = file.size
     free = shutil.disk_usage(tempfile.gettempdir()).free
     shortage = WorkerFault(
-        f"{file} has {size / 2**30:.1f} GiB, of which each process needs a copy, and "
-        f"{tempfile.gettempdir()} has {free / 2**30:.1f} GiB left. Set TMPDIR to a folder with "
+        f"{file} has {format_bytes(size)}, of which each process needs a copy, and "
+        f"{tempfile.gettempdir()} has {format_bytes(free)} left. Set TMPDIR to a folder with "
         "more space."
     )
     if size > free:

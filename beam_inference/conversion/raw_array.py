@@ -31,6 +31,7 @@ from beam_inference.conversion.stored_files import (
     file_identity,
     open_stream,
 )
+from beam_inference.environment import format_bytes
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -348,8 +349,8 @@ def unpack(path: StoredFile, packing: str, start: int, size: int) -> IO[bytes]:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise WorkerFault(
-            f"{path} unpacks to {size / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB "
-            "left. Set TMPDIR to a folder with more space."
+            f"{path} unpacks to {format_bytes(size)}, and {folder} has {format_bytes(free)} left. "
+            "Set TMPDIR to a folder with more space."
         )
     target = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as its reader
     try:

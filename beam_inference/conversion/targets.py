@@ -26,6 +26,7 @@ from beam_inference.conversion.png import PNG_CHANNELS, write_png
 from beam_inference.conversion.protocol import FREE, Voxels, import_library
 from beam_inference.conversion.raw_array import RawLayout, reserve
 from beam_inference.conversion.tiff import OME_DTYPES, create_tiff
+from beam_inference.environment import format_bytes
 from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -252,8 +253,8 @@ def _fill_alone(
     free = shutil.disk_usage(target.parent).free
     if format != "hdf5" and spec.nbytes > free:
         raise VolumeError(
-            f"{target} needs {spec.nbytes / 2**30:.1f} GiB, and {target.parent} has "
-            f"{free / 2**30:.1f} GiB left"
+            f"{target} needs {format_bytes(spec.nbytes)}, and {target.parent} has "
+            f"{format_bytes(free)} left. Choose another place, or make room."
         )
     for left in (partial, scratch):  # by a process that was killed
         _remove(left)

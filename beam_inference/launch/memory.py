@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyDtype
 from beam_inference.engines.devices import device_memory
-from beam_inference.environment import usable_memory
+from beam_inference.environment import format_bytes, usable_memory
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.place import Place
@@ -542,8 +542,8 @@ def check_trial_memory(memory: MemoryProjection, available: int | None) -> None:
         return
     raise ConfigError(
         f"the network is tried on one patch of {list(memory.shapes.patch_input)} voxels (z, y, x; "
-        f"crop margin included), which takes {memory.patch_bytes / 2**30:.1f} GiB without what the "
-        f"network itself needs; {available / 2**30:.1f} GiB are free on this machine. Make "
+        f"crop margin included), which takes {format_bytes(memory.patch_bytes)} without what the "
+        f"network itself needs; {format_bytes(available)} are free on this machine. Make "
         "inference.patch_shape smaller."
     )
 
@@ -565,14 +565,14 @@ def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
     total = usable_memory()
     if needed > total:
         raise ConfigError(
-            f"{place.processes_per_host} worker process(es) would need {needed / 2**30:.1f} GiB "
-            f"for their chunks, this machine has {total / 2**30:.1f} GiB. Make "
-            "inference.chunk_shape or inference.batch_size (or model.crop_margin) smaller."
+            f"{place.processes_per_host} worker process(es) would need {format_bytes(needed)} "
+            f"for their chunks, this machine has {format_bytes(total)}. Make inference.chunk_shape "
+            "or inference.batch_size (or model.crop_margin) smaller."
         )
     on_device = device_memory(device)
     if on_device is not None and memory.device_bytes > on_device:
         raise ConfigError(
-            f"a chunk would need {memory.device_bytes / 2**30:.1f} GiB on the GPU, which has "
-            f"{on_device / 2**30:.1f} GiB. Make inference.chunk_shape or inference.batch_size (or "
+            f"a chunk would need {format_bytes(memory.device_bytes)} on the GPU, which has "
+            f"{format_bytes(on_device)}. Make inference.chunk_shape or inference.batch_size (or "
             "model.crop_margin) smaller."
         )

@@ -29,6 +29,7 @@ from beam_inference.config.normalize import (
 from beam_inference.config.operators import operator_bytes
 from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.devices import device_memory
+from beam_inference.environment import format_bytes
 from beam_inference.errors import AlignmentError, ConfigError, UserError, VolumeError
 from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.blending import kept_bytes
@@ -703,9 +704,9 @@ def _with_cheapest_plan(job: PlannedJob, place: Place, workers: int) -> PlannedJ
     fitting = [each for each in found if each is not None]
     if not fitting:
         raise ConfigError(
-            f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} "
-            "GiB that it leaves to a worker process. Make output.block_shape (or shard_shape) "
-            "smaller, or write a chunk_shape."
+            "inference.chunk_shape: auto: not one block fits the "
+            f"{format_bytes(AUTO_MEMORY_BYTES)} that it leaves to a worker process. Make "
+            "output.block_shape (or shard_shape) smaller, or write a chunk_shape."
         )
     if len(fitting) == 1:
         return fitting[0]

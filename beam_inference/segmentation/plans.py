@@ -96,10 +96,10 @@ class LabelPlan:
         return self.working_bytes + len(self.read_channels) * np.dtype(self.input_dtype).itemsize
 
     @property
-    def chunk_memory_gib(self) -> float:
+    def chunk_memory_bytes(self) -> int:
         """Memory of the largest chunk, which each of a worker's threads needs."""
         shape = zyx.minimum(self.grid.chunk_shape, self.grid.roi.shape)
-        return math.prod(shape) * self.bytes_per_voxel / 2**30
+        return math.prod(shape) * self.bytes_per_voxel
 
     @property
     def read_channels(self) -> Sequence[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from beam_inference.environment import usable_memory
+from beam_inference.environment import format_bytes, usable_memory
 from beam_inference.errors import VolumeError
 
 _COPIES = 2
@@ -31,7 +31,7 @@ def check_block_memory(name: str, shape: Iterable[int | None], itemsize: int) ->
     memory = usable_memory()
     if _COPIES * nbytes > memory:
         raise VolumeError(
-            f"each block of {name} takes {nbytes / 2**30:,.1f} GiB of memory, {_COPIES} times, to "
-            f"read any voxel of it; there are {memory / 2**30:.1f} GiB. If its metadata are right, "
+            f"each block of {name} takes {format_bytes(nbytes)} of memory, {_COPIES} times, to "
+            f"read any voxel of it; there are {format_bytes(memory)}. If its metadata are right, "
             "copy it into smaller blocks on a larger machine; else it is damaged."
         )

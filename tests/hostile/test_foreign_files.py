@@ -615,7 +615,7 @@ def test_a_tiff_strip_larger_than_memory(tmp_path, capsys):
     for tag in (256, 257, 278):  # width, length, and rows of a strip
         content = with_tag(content, 0, tag, 2**30 - 1)
     (tmp_path / "a.tif").write_bytes(content)
-    assert "GiB of memory" in check_refused(tmp_path / "a.tif", tmp_path, capsys)
+    assert "EiB of memory" in check_refused(tmp_path / "a.tif", tmp_path, capsys)
 
 
 OME = """<?xml version="1.0" encoding="UTF-8"?>

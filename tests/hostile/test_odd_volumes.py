@@ -85,8 +85,8 @@ def of_many_scales(count: int) -> Callable[[dict[str, Any]], object]:
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("chunks", [10**6, 10**6, 4], "GiB of memory"),
-        ("chunks", [10**14, 4, 4], "GiB of memory"),
+        ("chunks", [10**6, 10**6, 4], "3.64 TiB of memory"),
+        ("chunks", [10**14, 4, 4], "1.42 PiB of memory"),
         ("chunks", [2**62 - 1, 1, 1], "blocks that no array has"),
         ("dtype", [["a", "|u1", [10**6, 10**6]], ["b", "|u1"]], "a record of 1000000000001 bytes"),
         ("dtype", f"|V{10**11}", "a record of 100000000000 bytes"),

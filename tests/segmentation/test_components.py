@@ -231,8 +231,8 @@ def test_the_description_holds_all_that_the_caller_decides():
     assert len({str(each) for each in descriptions}) == len(descriptions)
     assert (
         0
-        < plan_components(url, "memory://other", **with_layout({"threshold": 1})).chunk_memory_gib
-        < 1e-4
+        < plan_components(url, "memory://other", **with_layout({"threshold": 1})).chunk_memory_bytes
+        < 100_000
     )
 
 
