@@ -310,7 +310,7 @@ def verify_steps(steps: Steps, step: str | None, *, deep: bool, as_json: bool) -
         else:
             verified[name] = {
                 "complete": progress.is_complete,
-                "deep": False,
+                "deep": deep and isinstance(action, JobAction),
                 "chunks": progress.chunks,
                 "done": progress.done,
             }

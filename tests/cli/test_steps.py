@@ -64,6 +64,9 @@ def test_steps_are_done_in_their_order_by_one_command(write, tmp_path, capsys):
     )
     waiting = dict.fromkeys(("map", "coarse", "again"), (False, "levels"))
     assert status(capsys, path) == {"levels": (False, None), **waiting}
+    unverified = printed(capsys, "verify", path, "--deep", expect=1)
+    assert "map: not complete\n" in unverified
+    assert "coarse: not complete by its records" in unverified
     plan = json.loads(printed(capsys, "plan", path, "--json"))["steps"]
     assert plan["levels"]["size"] == {"chunks": 2}
     assert (plan["map"]["size"], plan["map"]["waits_for"]) == (None, "levels")
