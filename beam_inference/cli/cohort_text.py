@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from beam_inference.job.status import JobStatus
     from beam_inference.job.verification import VerifyReport
     from beam_inference.launch.cohort import CohortOutcome
+    from beam_inference.launch.launched_cohort import VolumesAnswers
     from beam_inference.launch.planned_cohort import PlannedCohort, PlannedVolume
 
 _LISTED_VOLUMES = 20
@@ -67,6 +68,11 @@ def _print_faults(faults: Mapping[str, str]) -> None:
     _print_lines(f"quarantined: volume {name}: {cause}" for name, cause in faults.items())
 
 
+def print_troubles(troubles: Mapping[str, str]) -> None:
+    """Print why something cannot be said of volumes, by their names."""
+    _print_lines(f"wrong: volume {name}: {trouble}" for name, trouble in troubles.items())
+
+
 def _print_lines(lines: Iterable[str]) -> None:
     """Print the first of some lines, and how many more there are."""
     listed = list(lines)
@@ -76,23 +82,20 @@ def _print_lines(lines: Iterable[str]) -> None:
         print(f"… and {len(listed) - _LISTED_VOLUMES} more; --json lists all")
 
 
-def cohort_status_values(
-    statuses: Mapping[str, JobStatus | None], faults: Mapping[str, str]
-) -> Json:
+def cohort_status_values(told: VolumesAnswers[JobStatus]) -> Json:
     """The progress of several volumes as JSON values; None for those that were not begun."""
-    known = [status for status in statuses.values() if status is not None]
-    complete = {
-        name
-        for name, status in statuses.items()
-        if status is not None and status.done == status.planned and name not in faults
-    }
+    known = [status for status in told.answers.values() if status is not None]
     return {
         "volumes": {
             name: None if status is None else status_values(status, None, None)
-            for name, status in statuses.items()
+            for name, status in told.answers.items()
         },
-        "quarantined_volumes": dict(faults),
-        "complete_volumes": len(complete),
+        "quarantined_volumes": dict(told.faults),
+        "wrong_volumes": dict(told.troubles),
+        "complete_volumes": sum(
+            status is not None and status.done == status.planned
+            for status in told.expected.values()
+        ),
         "chunks": sum(status.planned for status in known),
         "done": sum(status.done for status in known),
         "missing": sum(status.missing for status in known),
@@ -100,14 +103,12 @@ def cohort_status_values(
     }
 
 
-def print_cohort_status(
-    statuses: Mapping[str, JobStatus | None], faults: Mapping[str, str]
-) -> None:
+def print_cohort_status(told: VolumesAnswers[JobStatus]) -> None:
     """Print the progress of several volumes: together, and of each that is not complete."""
-    values = cohort_status_values(statuses, faults)
+    values = cohort_status_values(told)
     counts = (
-        f"{values['complete_volumes']} of {len(statuses)} volumes complete; {values['done']:,} of "
-        f"{values['chunks']:,} chunks done, {values['missing']:,} missing"
+        f"{values['complete_volumes']} of {len(told.answers)} volumes complete; "
+        f"{values['done']:,} of {values['chunks']:,} chunks done, {values['missing']:,} missing"
     )
     print(counts + (f", {values['quarantined']:,} quarantined" * bool(values["quarantined"])))
     _print_lines(
@@ -118,39 +119,60 @@ def print_cohort_status(
             else f"{status.done:,} of {status.planned:,} chunks done, {status.quarantined:,} "
             "quarantined"
         )
-        for name, status in statuses.items()
-        if name not in faults and (status is None or status.done < status.planned)
+        for name, status in told.expected.items()
+        if status is None or status.done < status.planned
     )
-    for name, status in statuses.items():
+    for name, status in told.answers.items():
         _print_lines(f"wrong: volume {name}: {line}" for line in (status.damaged if status else ()))
-    _print_faults(faults)
+    print_troubles(told.troubles)
+    _print_faults(told.faults)
 
 
-def cohort_verification_values(reports: Mapping[str, VerifyReport | None], *, deep: bool) -> Json:
-    """The result of a verification of several volumes as JSON values."""
+def cohort_verification_values(told: VolumesAnswers[VerifyReport], *, deep: bool) -> Json:
+    """The result of a verification of several volumes as JSON values.
+
+    Args:
+        told: what was found. Volumes that the last launch could not open are not complete,
+            whatever an earlier one has made.
+        deep: whether every chunk was read back.
+    """
     return {
-        "complete": all(report is not None and report.complete for report in reports.values()),
+        "complete": _count_complete(told) == len(told.answers),
         "deep": deep,
+        "quarantined_volumes": dict(told.faults),
+        "wrong_volumes": dict(told.troubles),
         "volumes": {
             name: None if report is None else verification_values(report, None, deep=deep)
-            for name, report in reports.items()
+            for name, report in told.answers.items()
         },
     }
 
 
-def print_cohort_verification(reports: Mapping[str, VerifyReport | None], *, deep: bool) -> None:
-    """Print the result of a verification of several volumes."""
-    known = [report for report in reports.values() if report is not None]
-    complete = sum(report.complete for report in known)
+def _count_complete(told: VolumesAnswers[VerifyReport]) -> int:
+    return sum(report is not None and report.complete for report in told.expected.values())
+
+
+def print_cohort_verification(told: VolumesAnswers[VerifyReport], *, deep: bool) -> None:
+    """Print the result of a verification of several volumes.
+
+    Args:
+        told: as :func:`cohort_verification_values` takes it.
+        deep: as before.
+    """
+    known = [report for report in told.answers.values() if report is not None]
+    complete = _count_complete(told)
+    volumes = len(told.answers)
     done = sum(report.receipts for report in known)
     count = sum(report.chunks for report in known)
-    print(f"{complete} of {len(reports)} volumes complete; {done} of {count} chunks have a receipt")
+    print(f"{complete} of {volumes} volumes complete; {done} of {count} chunks have a receipt")
     _print_lines(
         f"volume {name}: " + ("not launched" if report is None else _describe_verification(report))
-        for name, report in reports.items()
+        for name, report in told.expected.items()
         if report is None or not report.complete
     )
-    if complete == len(reports):
+    print_troubles(told.troubles)
+    _print_faults(told.faults)
+    if complete == volumes:
         print("complete" + (", and every chunk reads back as it was written" if deep else ""))
     else:
         print("not complete")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -199,21 +200,24 @@ def _print_status_of_volumes(cohort: Cohort, options: StatusOptions) -> _Progres
     """Print how far the volumes of a job are."""
     from beam_inference.cli.cohort_text import cohort_status_values, print_cohort_status
     from beam_inference.cli.status_text import as_json, print_crew
-    from beam_inference.launch.launched_cohort import find_launched_volumes
+    from beam_inference.launch.launched_cohort import ask_volumes, find_launched_volumes
+    from beam_inference.launch.launched_job import LaunchedJob
 
     volumes = find_launched_volumes(cohort, "nothing to tell")
-    statuses = {each.name: None if each.job is None else each.job.status() for each in volumes}
-    faults = {each.name: each.fault for each in volumes if each.fault is not None}
+    told = ask_volumes(volumes, LaunchedJob.status)
     if options.json:
-        print(as_json(cohort_status_values(statuses, faults)))
+        print(as_json(cohort_status_values(told)))
     else:
-        print_cohort_status(statuses, faults)
-        unfinished = [each.job for each in volumes if (of := statuses[each.name]) and of.missing]
+        print_cohort_status(told)
+        unfinished = [
+            each.job for each in volumes if (of := told.answers[each.name]) and of.missing
+        ]
         print_crew([sign for job in unfinished if job is not None for sign in job.crew()])
-    to_come = {name: status for name, status in statuses.items() if name not in faults}
+    to_come = told.expected.values()
+    damaged = (status is not None and status.damaged for status in told.answers.values())
     return _Progress(
-        is_finished=all(status is not None and not status.missing for status in to_come.values()),
-        is_damaged=any(status is not None and status.damaged for status in statuses.values()),
+        is_finished=all(status is not None and not status.missing for status in to_come),
+        is_damaged=bool(told.troubles) or any(damaged),
     )
 
 
@@ -283,7 +287,7 @@ def _verify_volumes(cohort: Cohort, options: VerifyOptions) -> int:
         print_cohort_verification,
     )
     from beam_inference.cli.status_text import as_json
-    from beam_inference.launch.launched_cohort import find_launched_volumes
+    from beam_inference.launch.launched_cohort import ask_volumes, find_launched_volumes
 
     if options.recompute is not None:
         raise ConfigError(
@@ -291,32 +295,32 @@ def _verify_volumes(cohort: Cohort, options: VerifyOptions) -> int:
         )
     volumes = find_launched_volumes(cohort, "nothing to verify")
     with Console(stderr=True).status("verifying"):
-        reports = {
-            each.name: None if each.job is None else each.job.verify(deep=options.deep)
-            for each in volumes
-        }
-    values = cohort_verification_values(reports, deep=options.deep)
+        told = ask_volumes(volumes, lambda job: job.verify(deep=options.deep))
+    values = cohort_verification_values(told, deep=options.deep)
     with suppress(BrokenPipeError):
         if options.json:
             print(as_json(values))
         else:
-            print_cohort_verification(reports, deep=options.deep)
+            print_cohort_verification(told, deep=options.deep)
         sys.stdout.flush()
     return COMPLETE if values["complete"] else FAILED
 
 
 def cancel(options: JobOptions) -> int:
     """Tell all launches of a job to stop."""
+    from beam_inference.cli.cohort_text import print_troubles
     from beam_inference.config.cohort import Cohort
     from beam_inference.config.steps import Steps
     from beam_inference.launch.launched_cohort import cancel_volumes, find_launched_volumes
     from beam_inference.launch.launched_job import find_launched_job
 
     jobs = options.load_chosen()
+    troubles: Mapping[str, str] = {}
     if isinstance(jobs, Steps):
         stopped = _cancel_steps(jobs)
     elif isinstance(jobs, Cohort):
-        stopped = [*cancel_volumes(find_launched_volumes(jobs, "nothing to cancel")).values()]
+        notes, troubles = cancel_volumes(find_launched_volumes(jobs, "nothing to cancel"))
+        stopped = [*notes.values()]
     else:
         stopped = find_launched_job(jobs, "nothing to cancel").cancel()
     if not stopped:
@@ -325,7 +329,8 @@ def cancel(options: JobOptions) -> int:
         print(
             f"launch {note.launch} on {note.node}, begun at {note.started:%F %T %Z}: told to stop"
         )
-    return COMPLETE
+    print_troubles(troubles)
+    return FAILED if troubles else COMPLETE
 
 
 def _cancel_steps(steps: Steps) -> list[LaunchNote]:

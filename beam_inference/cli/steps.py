@@ -348,26 +348,31 @@ def _print_verified(name: str, values: Json | None, *, deep: bool) -> None:
     for volume, each in values.get("volumes", {}).items():
         if each is None or not each["complete"]:
             _print_verified(f"{name}, volume {volume}", each, deep=deep)
-    print_some("wrong", values.get("wrong", []))
+    wrong = [f"volume {each}: {why}" for each, why in values.get("wrong_volumes", {}).items()]
+    print_some("wrong", [*values.get("wrong", []), *wrong])
     print_some("missing", [f"chunk {chunk}" for chunk in values.get("first_missing", [])])
     quarantine = values.get("quarantine", [])
-    print_some("quarantined", [f"chunk {each['chunk']}: {each['cause']}" for each in quarantine])
+    faults = values.get("quarantined_volumes", {})
+    print_some(
+        "quarantined",
+        [
+            *(f"volume {each}: {why}" for each, why in faults.items()),
+            *(f"chunk {each['chunk']}: {each['cause']}" for each in quarantine),
+        ],
+    )
 
 
 def _verify_job(job: JobConfig | Cohort, *, deep: bool) -> Json:
     """Compare the receipts of a job with its plan; the result as JSON values."""
     from beam_inference.cli.cohort_text import cohort_verification_values
     from beam_inference.cli.status_text import verification_values
+    from beam_inference.launch.launched_cohort import ask_volumes, read_volumes
     from beam_inference.launch.step_progress import find_launched_jobs
 
-    launched = find_launched_jobs(job)
     if isinstance(job, Cohort):
-        reports = {
-            name: None if each is None else each.verify(deep=deep)
-            for name, each in zip(job.volumes, launched, strict=True)
-        }
-        return cohort_verification_values(reports, deep=deep)
-    (single,) = launched
+        told = ask_volumes(read_volumes(job), lambda each: each.verify(deep=deep))
+        return cohort_verification_values(told, deep=deep)
+    (single,) = find_launched_jobs(job)
     if single is None:
         return {"complete": False, "deep": deep, "chunks": None, "done": 0}
     return verification_values(single.verify(deep=deep), single.pyramid_status(), deep=deep)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from beam_inference.cli.command import Subparsers, add_command, set_action
 from beam_inference.cli.job_options import JobOptions, add_job
-from beam_inference.errors import COMPLETE
+from beam_inference.errors import COMPLETE, StateError
 
 if TYPE_CHECKING:
     from beam_inference.config.cohort import Cohort
@@ -78,6 +78,8 @@ def _list_all(jobs: JobConfig | Cohort) -> Iterator[tuple[str | None, Task]]:
 
     if isinstance(jobs, Cohort):
         for each in find_launched_volumes(jobs, "nothing to list"):
+            if each.trouble is not None:
+                raise StateError(f"volume {each.name}: {each.trouble}")
             if each.job is not None:
                 listed = list_tasks(each.job.job, each.job.state)
                 yield from ((each.name, task) for task in listed)

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from beam_inference.config.fields import Json
-from beam_inference.config.job import JobConfig, Network
+from beam_inference.config.job import JobConfig, Network, network_keys
 from beam_inference.foreign_text import shorten_value
 from beam_inference.models.loading import package_path
 from beam_inference.models.packages import Setting, open_package
@@ -23,29 +23,33 @@ _NO_AUGMENTATION = Setting("inference.augment", "none", "the package does not sa
 
 
 def warn_of_departures(config: JobConfig, model: Network) -> None:
-    """Warn once of all keys that differ from what the package of the network says.
+    """Warn once, for each package among the networks, of all keys that differ from what it says.
 
     Args:
         config: the job file.
         model: its network, with its files on this machine.
 
     Raises:
-        ModelContractError: the package is damaged.
+        ModelContractError: a package is damaged.
     """
-    path = package_path(model)
-    if path is None:
-        return
-    with open_package(path, model.folds) as package:
-        recipe = package.network.describe()
-    departures = list_departures(config, recipe.settings)
-    if departures:
-        logger.warning(
-            "model.path %s is %s, which its own tool runs otherwise than this job does: %s. "
-            "Results differ from those of its tool; beam-inference init writes its keys.",
-            config.model.path,
-            recipe.title,
-            "; ".join(departures),
-        )
+    for key, named, member in zip(
+        network_keys(model), config.model.members, model.members, strict=True
+    ):
+        path = package_path(member)
+        if path is None:
+            continue
+        with open_package(path, member.folds) as package:
+            recipe = package.network.describe()
+        departures = list_departures(config, recipe.settings)
+        if departures:
+            logger.warning(
+                "%s.path %s is %s, which its own tool runs otherwise than this job does: %s. "
+                "Results differ from those of its tool; beam-inference init writes its keys.",
+                key,
+                named.path,
+                recipe.title,
+                "; ".join(departures),
+            )
 
 
 def list_departures(config: JobConfig, settings: Sequence[Setting]) -> list[str]:

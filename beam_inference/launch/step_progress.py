@@ -11,6 +11,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.job.state import State, default_state_url
+from beam_inference.launch.launched_cohort import read_volumes
 from beam_inference.launch.launched_job import LaunchedJob
 
 
@@ -66,13 +67,16 @@ def job_progress(step: JobConfig | Cohort) -> StepProgress:
     if not launched:
         return NOT_BEGUN
     statuses = [job.status() for job in launched]
-    chunks = sum(status.planned for status in statuses)
+    # a volume that was put aside counts as one chunk
+    volumes = read_volumes(step) if isinstance(step, Cohort) else []
+    aside = sum(volume.fault is not None for volume in volumes)
+    chunks = sum(status.planned for status in statuses) + aside
     done = sum(status.done for status in statuses)
     is_complete = len(launched) == len(found) and done == chunks
     if is_complete:
         pyramids = [job.pyramid_status() for job in launched]
         is_complete = all(pyramid is None or pyramid.complete for pyramid in pyramids)
-    quarantined = sum(status.quarantined for status in statuses)
+    quarantined = sum(status.quarantined for status in statuses) + aside
     return StepProgress(is_complete, chunks, done, quarantined)
 
 

@@ -52,6 +52,8 @@ def describe_volume(volume: LaunchedVolume, when: datetime) -> VolumeRow:
         WorkerFault: the folder cannot be read.
     """
     fault = volume.fault
+    if volume.trouble is not None:
+        return VolumeRow(volume.name, ("bad", "cannot be read", volume.trouble))
     if volume.job is None:
         told = ("busy", "not launched", "") if fault is None else ("bad", "cannot be opened", fault)
         return VolumeRow(volume.name, told)

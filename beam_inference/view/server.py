@@ -28,7 +28,10 @@ StateAt = Callable[[str], Json]
 """Function from BASE to a state as JSON values, in which folder NAME is at ``BASE/NAME``."""
 
 _LARGEST_BLOCK = 1 << 28
-"""Bytes that a packed block may unpack to."""
+"""Bytes that a packed block may have, and unpack to."""
+
+_LARGEST_METADATA = 1 << 24
+"""Bytes of metadata that are changed here before they are sent."""
 
 _UNPACKED_HERE = set(PACKED_SUFFIXES) - {".gz"}
 
@@ -165,9 +168,21 @@ class _Client(tornado.web.StaticFileHandler):
 
 def _unpack(file: Path) -> bytes:
     try:
-        return bytes(unpack_block(file.read_bytes(), file.suffix, _LARGEST_BLOCK))
+        return bytes(unpack_block(_read(file, _LARGEST_BLOCK), file.suffix, _LARGEST_BLOCK))
     except (ValueError, OSError):
         raise tornado.web.HTTPError(500, f"{file} cannot be unpacked") from None
+
+
+def _draft(file: Path) -> bytes:
+    return with_draft_version(_read(file, _LARGEST_METADATA))
+
+
+def _read(file: Path, most: int) -> bytes:
+    """Read a file, unless it has more bytes than so many, as a file of holes may have."""
+    size = file.stat().st_size
+    if size > most:
+        raise tornado.web.HTTPError(500, f"{file} has {size:,} bytes: more than {most:,}")
+    return file.read_bytes()
 
 
 class _Volume(tornado.web.StaticFileHandler):
@@ -201,10 +216,10 @@ class _Volume(tornado.web.StaticFileHandler):
         file = Path(self.absolute_path)
         if Path(path).name == "zarr.json":
             self.set_header("Content-Type", "application/json")
-            self.finish(with_draft_version(file.read_bytes()))
+            self.finish(await asyncio.to_thread(_draft, file))
         elif file.suffix in _UNPACKED_HERE and file.suffix != Path(path).suffix:
             self.set_header("Content-Type", "application/octet-stream")
-            self.finish(_unpack(file))
+            self.finish(await asyncio.to_thread(_unpack, file))
         else:
             await super().get(path, include_body)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 
 import numpy as np
@@ -79,6 +80,62 @@ def test_a_volume_that_cannot_be_opened_is_put_aside_by_name(write, tmp_path, ca
     write()
     assert "3 of 3 volumes complete" in printed(capsys, "run", path)
     assert not json.loads(printed(capsys, "status", path, "--json"))["quarantined_volumes"]
+
+
+def test_what_run_has_put_aside_is_complete_for_no_command(write, tmp_path, capsys):
+    """Its output of an earlier launch was complete for verify, with exit code 0."""
+    path = write()
+    assert main(["run", path]) == 0
+    shutil.rmtree(tmp_path / "in" / "b")
+    assert main(["run", path]) == 3
+    assert "2 of 3 volumes complete" in printed(capsys, "status", path)
+    found = printed(capsys, "verify", path, "--deep", expect=1)
+    assert "2 of 3 volumes complete" in found
+    assert "quarantined: volume b: " in found
+    assert found.endswith("not complete\n")
+
+
+def make_pipe(tmp_path):
+    """A record that cannot be read."""
+    record = tmp_path / "state/volumes/b/job.json"
+    record.unlink()
+    os.mkfifo(record)
+
+
+def tear_record(tmp_path):
+    """A record that was cut off."""
+    (tmp_path / "state/volumes/b/job.json").write_text("{")
+
+
+def put_another_output(tmp_path):
+    """An output that names another job."""
+    shutil.rmtree(tmp_path / "out/b")
+    shutil.copytree(tmp_path / "out/a", tmp_path / "out/b")
+
+
+@pytest.mark.parametrize("damage", [make_pipe, tear_record, put_another_output])
+def test_a_damaged_volume_hides_no_other(write, tmp_path, capsys, damage):
+    path = write()
+    assert main(["run", path]) == 0
+    damage(tmp_path)
+    for command in ("status", "verify"):
+        found = printed(capsys, command, path, expect=1)
+        assert "2 of 3 volumes complete" in found
+        assert "wrong: volume b: " in found
+        values = json.loads(printed(capsys, command, path, "--json", expect=1))
+        assert list(values["wrong_volumes"]) == ["b"]
+    page = str(tmp_path / "page.html")
+    assert " of 3 volumes complete" in printed(capsys, "report", path, "--to", page)
+    assert main(["status", path, "--watch"]) == 1  # it waits for nothing
+
+
+def test_commands_name_the_volume_that_they_cannot_read(write, tmp_path, capsys):
+    path = write()
+    assert main(["run", path]) == 0
+    tear_record(tmp_path)
+    assert "wrong: volume b: " in printed(capsys, "cancel", path, expect=1)
+    assert main(["tasks", path]) == 2
+    assert "volume b: " in capsys.readouterr().err
 
 
 def test_a_new_or_changed_row_touches_no_other(write, tmp_path, capsys):

@@ -55,6 +55,15 @@ def test_what_was_changed_is_told_once(folder, caplog):
     assert message.count("its tool has") == 2
 
 
+def test_packages_among_the_members_of_an_ensemble_are_told_of_by_their_keys(folder, caplog):
+    """A member that is fed otherwise gives a wrong share of the mean, and nothing told."""
+    members = '--set=model.ensemble=[{"path": "model", "share": 2}]'
+    messages = warnings_of(caplog, members, "--set=inference.blend=bump")
+    keys = [each.partition(".path ")[0] for each in messages]
+    assert keys == ["model", "model.ensemble.0"]
+    assert all("inference.blend is 'bump', its tool has {" in each for each in messages)
+
+
 @pytest.mark.parametrize(
     ("setting", "number"),
     [

@@ -213,6 +213,9 @@ def test_an_older_client_is_told_of_a_group_as_it_knows_it(ask, folder, tmp_path
             == 304
         )
         assert ask(f"/TOKEN/data/0/{name}/zarr.json", "HEAD")[1] == b""
+    with (folder / "damaged" / "zarr.json").open("wb") as holes:
+        holes.truncate(2**31)
+    assert ask("/TOKEN/data/0/damaged/zarr.json")[0].status == 500
     assert ask("/TOKEN/data/0/nowhere/zarr.json")[0].status == 404
     assert ask("/TOKEN/data/0/_beam_inference/zarr.json")[0].status == 404
 
