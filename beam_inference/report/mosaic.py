@@ -72,7 +72,8 @@ def draw(
         )
     figure.suptitle(
         f"{len(receipts)} chunks of {job.config.output.path.rstrip('/').rpartition('/')[2]}: "
-        f"input, output ({low:.3g} black to {high:.3g} white)",
+        "input (each from its own black to white), "
+        f"output ({low:.3g} black to {high:.3g} white)",
         fontsize=10,
     )
     figure.savefig(path, dpi=90)

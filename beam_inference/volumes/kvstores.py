@@ -14,6 +14,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -45,6 +46,9 @@ PATIENCE_SECONDS = 90
 """How long a store may take to answer a small request."""
 TRANSFER_SECONDS = 3600
 """How long it may take to read or write a chunk's voxels, or a network's file."""
+
+_DELETED_AT_ONCE = 1000
+"""Names that an object store is asked to delete at a time."""
 
 # TensorStore's own default, 32 attempts with up to 32 s between them, hides a dead endpoint for ten
 # minutes.
@@ -250,7 +254,15 @@ def delete_folder(store: KvStore, url: str, folder: str = "") -> None:
     keys = ts.KvStore.KeyRange(folder, folder[:-1] + "0" if folder else "")  # "0" comes after "/"
 
     def delete() -> None:
-        store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
+        if local_folder(url) is not None:
+            store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
+            return
+        # Name by name: of an object store, delete_range takes what is listed, wherever it lies.
+        listed = iter(store.list(keys).result(timeout=TRANSFER_SECONDS))
+        while names := list(islice(listed, _DELETED_AT_ONCE)):
+            within = [name for name in names if name.startswith(folder.encode())]
+            for deleted in [store.write(name, None) for name in within]:
+                deleted.result(timeout=PATIENCE_SECONDS)
 
     retry_request("delete", f"{url}/{folder}", delete)
 
