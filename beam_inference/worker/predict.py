@@ -265,6 +265,11 @@ def _with_channels(array: AnyArray) -> AnyArray:
             f"expected an array, or a list of arrays; found a tuple of {len(array)}: give "
             "list(arrays)"
         )
+    if isinstance(array, np.ma.MaskedArray):  # NumPy would drop its mask
+        raise ConfigError(
+            "expected an array; found one with a mask, which the network cannot take: give "
+            "array.filled(…), the value that masked voxels are to have"
+        )
     array = np.asarray(array)
     if array.ndim not in (3, 4) or array.size == 0 or array.dtype.kind not in "iuf":
         raise ConfigError(

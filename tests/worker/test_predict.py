@@ -193,6 +193,7 @@ OF_OBJECT = {"standard": {"mean": 1, "std": 2, "of": "object"}}
         (np.zeros((3, 3, 3), complex), Position(), {}, ConfigError, "dtype complex128"),
         (np.zeros((0, 3, 3)), Position(), {}, ConfigError, r"shape \[0, 3, 3\]"),
         ((IMAGE, IMAGE), Position(), {}, ConfigError, r"found a tuple of 2: give list"),
+        (np.ma.masked_equal(IMAGE, 0), Position(), {}, ConfigError, "found one with a mask"),
         (IMAGE, Position(), {"patch_overlap": (8, 0, 0)}, ConfigError, "must be smaller"),
         (IMAGE, Position(), {"normalize": {"levels": "l.json"}}, ConfigError, "belong to a volume"),
         (IMAGE, Position(), {"normalize": [OF_OBJECT]}, ConfigError, "belong to a volume"),
