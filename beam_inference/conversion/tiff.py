@@ -69,6 +69,7 @@ _WHITE_IS_ZERO = 0
 _BLACK_IS_ZERO = 1
 _RGB = 2
 _YCBCR = 6
+_TOGETHER = 1
 _SEPARATE = 2
 _CHANNEL_AXES = "CS"
 _LOSSES = (
@@ -87,6 +88,8 @@ _NOT_PACKED = 1
 _NO_PREDICTOR = 1
 _DEFLATE = frozenset({8, 32946})
 _LZMA = 34925
+_OFFSETS = frozenset({273, 324})
+"""Tags of where strips and tiles begin."""
 _GDAL_TAGS = frozenset({42112, 42113})
 """Tags of files of GDAL, which may leave out strips and tiles without values."""
 
@@ -370,6 +373,32 @@ def _check_kind(path: StoredFile, page: Any) -> None:
             f"{path} keeps its values {kind}, which programs read in different ways, and is not "
             "read here. Save it in another way."
         )
+    fault = _channels_fault(page)
+    if fault is not None:
+        raise VolumeError(f"{path} is damaged, or unusual: {fault}. Copy it again.")
+
+
+def _channels_fault(page: Any) -> str | None:
+    """What is wrong with how a page says that its channels are stored; None if nothing is."""
+    first = page.keyframe
+    samples = int(first.samplesperpixel)
+    if samples == 1:
+        return None
+    if first.planarconfig not in (_TOGETHER, _SEPARATE):
+        return (
+            f"its channels are stored in the way {int(first.planarconfig)}; expected "
+            f"{_TOGETHER}, together, or {_SEPARATE}, one after the other (PlanarConfiguration)"
+        )
+    planes = samples if first.planarconfig == _SEPARATE else 1
+    length, width = _segment_shape(first)
+    expected = planes * ceil_div(first.imagelength, length) * ceil_div(first.imagewidth, width)
+    found = len(page.dataoffsets)
+    if page is first:  # tifffile leaves out those beyond what it expects
+        found = max([found, *(tag.count for tag in first.tags if tag.code in _OFFSETS)])
+    if found == expected:
+        return None
+    way = "one after the other" if planes > 1 else "together"
+    return f"it has {found} strips or tiles; expected {expected} of {samples} channels {way}"
 
 
 def _are_in_a_row(path: StoredFile, series: Any, first: Any) -> bool:
@@ -673,6 +702,9 @@ def page_window(path: StoredFile, read_parts: ReadParts, page: Any, box: Boundin
     """
     keyframe = page.keyframe
     try:
+        fault = _channels_fault(page)
+        if fault is not None:
+            raise ValueError(fault)
         if keyframe.is_final:
             dtype = keyframe.dtype.newbyteorder(page.parent.byteorder).str
             start = int(page.dataoffsets[0])

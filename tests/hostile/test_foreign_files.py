@@ -591,6 +591,7 @@ def with_tag(content: bytes, page: int, tag: int, value: int) -> bytes:
 
 SAMPLES_PER_PIXEL = 277
 COMPRESSION = 259
+PLANAR_CONFIGURATION = 284
 
 
 def test_a_later_tiff_page_without_channels(tmp_path, capsys):
@@ -599,6 +600,29 @@ def test_a_later_tiff_page_without_channels(tmp_path, capsys):
     message = check_refused(tmp_path / "a.tif", tmp_path, capsys)
     assert "page 3 of" in message
     assert "is another kind of image than the first" in message
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "deflate", "tile": (16, 16)}], ids=str)
+@pytest.mark.parametrize(
+    ("stored", "told", "message"),
+    [
+        ("separate", 3, "stored in the way 3; expected 1, together, or 2, one after the other"),
+        ("contig", 3, "stored in the way 3"),
+        ("separate", 1, "strips or tiles; expected"),
+        ("contig", 2, "strips or tiles; expected"),
+    ],
+)
+def test_a_tiff_that_says_wrongly_how_its_channels_lie(
+    stored, told, message, options, tmp_path, capsys
+):
+    """Channels were zeros, or interleaved, with exit code 0."""
+    shape = (3, 20, 24) if stored == "separate" else (20, 24, 3)
+    image = np.random.default_rng(0).integers(1, 60000, shape, dtype=np.uint16)
+    path = tmp_path / "a.tif"
+    options |= {"photometric": "rgb", "planarconfig": stored, "metadata": None}
+    tifffile.imwrite(path, image, **options)
+    path.write_bytes(with_tag(path.read_bytes(), 0, PLANAR_CONFIGURATION, told))
+    assert message in check_refused(path, tmp_path, capsys)
 
 
 def test_slices_of_a_tiff_compression_that_nobody_knows(tmp_path, capsys):
