@@ -51,8 +51,8 @@ setup(
     extras_require={
         "dask": ["apache-beam[dask]>=2.77,<3"],
         "onnxruntime": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3"],
-        "openvino": ["openvino>=2025.0"],
-        "int8": ["nncf>=3.4", "openvino>=2025.0"],
+        "openvino": ["onnx>=1.17", "openvino>=2025.0"],
+        "int8": ["nncf>=3.4", "onnx>=1.17", "openvino>=2025.0"],
         "huggingface": ["huggingface-hub>=2.0"],
         "monai": ["monai>=1.4"],
         "nnunet": ["dynamic-network-architectures>=0.4"],

@@ -19,6 +19,7 @@ from beam_inference.config.engines import Engine, LoadRequest, make_anew
 from beam_inference.config.heads import Head
 from beam_inference.errors import EngineError
 from beam_inference.foreign_text import shorten_text
+from beam_inference.models.onnx_file import check_operators
 from beam_inference.models.openvino_file import check_structure
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ def _read_network(
     from beam_inference.engines.openvino_norms import replace_long_sums
 
     if isinstance(source, Path):
+        if source.suffix != ".xml":
+            check_operators(source)
         network = core.read_model(source, *([] if weights is None else [weights]))
         check_one_input(len(network.inputs))
         _check_stateless(network, source)

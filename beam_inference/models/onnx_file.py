@@ -1,7 +1,7 @@
 """ONNX files, read as far as it takes to know that all of a network is in its file.
 
 An ONNX file is a message of Protocol Buffers, in which tensors may say that their values are in
-other files. The package ``onnx`` could parse it, but it is not needed to run one.
+other files. The package ``onnx`` parses it only after these checks, and only for OpenVINO.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from beam_inference.errors import ModelContractError
+from beam_inference.errors import EngineError, ModelContractError
+from beam_inference.foreign_text import shorten_text
 
 
 class _Malformed(Exception):
@@ -155,6 +156,77 @@ def check_self_contained(path: Path) -> None:
                 "identity. Save it as one file: torch.onnx.export(…, external_data=False), or "
                 "onnx.save_model(onnx.load(…), …)."
             ) from None
+
+
+def check_operators(path: Path) -> None:
+    """Check that nodes of an ONNX file have the inputs, outputs and attributes of their operators.
+
+    OpenVINO (2026.4) ends the process where an input is missing, and goes by an attribute's default
+    where it does not know its name; ONNX Runtime refuses such a file by itself.
+
+    Raises:
+        ImportError: the package ``onnx`` is not installed.
+        EngineError: they have others.
+    """
+    import onnx
+
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+        for body in (model.graph, *model.functions):
+            imports = model.opset_import if body is model.graph else body.opset_import
+            context = onnx.checker.C.CheckerContext()
+            context.ir_version = model.ir_version
+            versions = {each.domain: each.version for each in imports}
+            context.opset_imports = versions
+            for node in _nodes(body):
+                if onnx.defs.has(node.op_type, node.domain):
+                    onnx.checker.check_node(_without_graphs(node), context)
+                    _check_inputs(node, versions[node.domain])
+    except Exception as error:  # of the checker, and what texts that are none lead to
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise EngineError(
+            f"{path} is not as the ONNX standard has it, or damaged: {shorten_text(reason)}. Save "
+            "or copy it again."
+        ) from None
+
+
+def _check_inputs(node: Any, version: int) -> None:
+    """Refuse a node of ``onnx`` that leaves out an input which its operator needs.
+
+    Raises:
+        ValueError: it does.
+    """
+    from onnx.defs import OpSchema, get_schema
+
+    needed = get_schema(node.op_type, version, node.domain).inputs
+    optional = OpSchema.FormalParameterOption.Optional
+    for number, name in enumerate(node.input):
+        if not name and needed[min(number, len(needed) - 1)].option != optional:
+            raise ValueError(f"input {number} of a node {node.op_type} has no name")
+
+
+def _nodes(body: Any) -> Iterator[Any]:
+    """The nodes of a graph or a function of ``onnx``, and of the graphs in their attributes."""
+    for node in body.node:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph)
+
+
+def _without_graphs(node: Any) -> Any:
+    """A node of ``onnx`` whose graphs are empty: they use names of what is around them."""
+    import onnx
+
+    if not any(each.HasField("g") or each.graphs for each in node.attribute):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    for attribute in copy.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            graph.Clear()
+            graph.name = "empty"
+    return copy
 
 
 def _check(content: mmap.mmap, start: int, stop: int, message: _Message, depth: int) -> None:

@@ -62,6 +62,37 @@ def test_patches_of_another_extent_than_the_files_are_refused(tmp_path, suffix):
         load(model, "openvino", patch_shape=(16, 8, 8))
 
 
+KERNEL = np.ones((1, 1, 3, 3, 3), np.float32)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        # OpenVINO ended the process
+        pytest.param([node("Conv", ["x"], "y")], id="an input is missing"),
+        pytest.param([node("Clip", ["", "x"], "y")], id="an input has no name"),
+        pytest.param([node("Max", [], "y")], id="there is no input"),
+        # OpenVINO took the default
+        pytest.param([node("Conv", ["x", "w"], "y", padz=[1] * 6)], id="a name nobody knows"),
+        pytest.param([node("Softmax", ["x"], "y", axis=1.5)], id="another type"),
+    ],
+)
+def test_operators_that_are_not_the_standards_are_refused(tmp_path, engine, nodes):
+    model = save(tmp_path / "a.onnx", nodes, {"w": KERNEL})
+    with pytest.raises(EngineError, match="as the ONNX standard has it|INVALID_GRAPH|FAIL"):
+        loaded(model, engine)
+
+
+def test_a_file_whose_names_are_no_text_is_refused(tmp_path):
+    model = save(tmp_path / "a.onnx", [node("Relu", ["x"], "y", consumed_inputs=[1])])
+    content = (tmp_path / "a.onnx").read_bytes()
+    assert b"consumed_inputs" in content
+    (tmp_path / "a.onnx").write_bytes(content.replace(b"consumed_inputs", b"consumed\xf5inputs"))
+    with pytest.raises(EngineError, match="is not as the ONNX standard has it"):
+        loaded(model, "openvino")
+
+
 def test_answers_in_bfloat16(tmp_path):
     """NumPy has no such dtype, and OpenVINO passed them as float16."""
     bfloat16 = onnx.TensorProto.BFLOAT16
