@@ -85,6 +85,11 @@ _LOSSES = (
 """Words of tifffile's warnings after which it leaves out pages, or takes other shapes."""
 
 _NOT_PACKED = 1
+_BILEVEL = frozenset({2, 3, 4})
+"""Compressions of fax machines."""
+_LZW = 5
+_BYTE_CODECS = frozenset({5, 8, 32773, 32946, 34925, 34926, 50000})
+"""Compressions of any bytes: LZW, deflate, PackBits, LZMA, zstd."""
 _NO_PREDICTOR = 1
 _DEFLATE = frozenset({8, 32946})
 _LZMA = 34925
@@ -368,14 +373,33 @@ def _check_kind(path: StoredFile, page: Any) -> None:
         kind = "as differences of neighbours (a predictor) without being compressed"
     elif int(page.bitspersample) == _BITS_OF_THREE_BYTES:
         kind = f"with {_BITS_OF_THREE_BYTES} bits each"
+    elif page.compression in _BILEVEL and int(page.bitspersample) != 1:
+        kind = f"with {page.bitspersample} bits each, in a compression of single bits"
     if kind is not None:
         raise VolumeError(
             f"{path} keeps its values {kind}, which programs read in different ways, and is not "
             "read here. Save it in another way."
         )
-    fault = _channels_fault(page)
+    fault = _layout_fault(page)
     if fault is not None:
         raise VolumeError(f"{path} is damaged, or unusual: {fault}. Copy it again.")
+
+
+def _layout_fault(page: Any) -> str | None:
+    """What is wrong with where a page says that its values are stored; None if nothing is."""
+    return _channels_fault(page) or _bytes_fault(page)
+
+
+def _bytes_fault(page: Any) -> str | None:
+    """What is wrong with the number of bytes of a page that is stored as its values are."""
+    first = page.keyframe
+    is_one_of_many = page.parent.is_stk or page.parent.is_lsm  # their numbers are others'
+    if not first.is_final or is_one_of_many:
+        return None
+    found = sum(page.databytecounts)
+    if found == first.nbytes:
+        return None
+    return f"its strips or tiles have {found} bytes; expected {first.nbytes} of its values"
 
 
 def _channels_fault(page: Any) -> str | None:
@@ -413,6 +437,9 @@ def _are_in_a_row(path: StoredFile, series: Any, first: Any) -> bool:
         if each is not None and each is not first:
             page = each.aspage()
             _check_like(path, number, page, first)
+            fault = _bytes_fault(page)
+            if fault is not None:
+                raise PermanentReadError(f"page {number} of {path} is damaged: {fault}")
             start = int(series.dataoffset) + number * int(first.nbytes)
             if not page.is_final or int(page.dataoffsets[0]) != start:
                 return False
@@ -702,7 +729,7 @@ def page_window(path: StoredFile, read_parts: ReadParts, page: Any, box: Boundin
     """
     keyframe = page.keyframe
     try:
-        fault = _channels_fault(page)
+        fault = _layout_fault(page)
         if fault is not None:
             raise ValueError(fault)
         if keyframe.is_final:
@@ -752,6 +779,8 @@ def _decode(read_parts: ReadParts, page: Any, box: BoundingBox) -> Voxels:
     stored = [place for place in places if _is_stored(page, place[-1])]
     parts = [_part(page, index) for *_, index in stored]
     for (plane, row, column, index), data in zip(stored, read_parts(parts), strict=True):
+        if index == stored[0][-1]:  # what the header says wrongly, it says of all
+            _check_packed_size(keyframe, index, data)
         segment = _segment(page, index, data)
         start = (0, row * length, column * width)
         tile = BoundingBox(start, (1, start[1] + segment.shape[0], start[2] + width))
@@ -802,7 +831,7 @@ def _segment(page: Any, index: int, data: bytes) -> Voxels:
     if len(data) < int(page.databytecounts[index]):
         raise ValueError("it was cut off")
     _check_unpacked_size(page.keyframe, data)
-    _check_plain_tile(page.keyframe, data)
+    _check_plain_size(page.keyframe, index, data)
     tables = {}
     if page.keyframe.compression in _JPEG:
         tables = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
@@ -828,9 +857,7 @@ def _decode_picture(page: Any, index: int, data: bytes) -> Voxels:
     decode = tifffile.TIFF.DECOMPRESSORS[page.compression]
     length, width = _segment_shape(page)
     samples = 1 if page.planarconfig == _SEPARATE else int(page.samplesperpixel)
-    rows = ceil_div(page.imagelength, length)
-    left = length if page.is_tiled else page.imagelength - index % rows * length
-    for height in dict.fromkeys((min(length, left), length)):  # the last strip may be a whole one
+    for height in _segment_heights(page, index):
         shape = (height, width) if samples == 1 else (height, width, samples)
         try:
             picture: Voxels = decode(data, out=np.empty(shape, page.dtype.newbyteorder("=")))
@@ -844,14 +871,51 @@ def _decode_picture(page: Any, index: int, data: bytes) -> Voxels:
     )
 
 
-def _check_plain_tile(page: Any, data: bytes) -> None:
-    """Refuse a tile that is not packed and has fewer bytes than a tile. Raises ValueError."""
-    if not page.is_tiled or page.compression != _NOT_PACKED:
+def _segment_heights(page: Any, index: int) -> list[int]:
+    """Rows that a strip or tile may have; the last strip those that are left, or all of one."""
+    length, _ = _segment_shape(page)
+    strips = ceil_div(page.imagelength, length)
+    left = length if page.is_tiled else page.imagelength - index % strips * length
+    return list(dict.fromkeys((min(length, left), length)))
+
+
+def _segment_bytes(page: Any, index: int) -> list[int]:
+    """Bytes that the values of a strip or tile may take, unpacked; see the numbers of rows."""
+    _, width = _segment_shape(page)
+    samples = 1 if page.planarconfig == _SEPARATE else int(page.samplesperpixel)
+    row = ceil_div(width * samples * int(page.bitspersample), 8)
+    return [row * height for height in _segment_heights(page, index)]
+
+
+def _check_plain_size(page: Any, index: int, data: bytes) -> None:
+    """Refuse a strip or tile that is not packed, and has another size than its values.
+
+    Raises:
+        ValueError: it has.
+    """
+    expected = _segment_bytes(page, index)
+    if page.compression == _NOT_PACKED and len(data) not in expected:
+        raise ValueError(
+            f"a strip or tile has {len(data)} bytes, and its values need {expected[0]}"
+        )
+
+
+def _check_packed_size(page: Any, index: int, data: bytes) -> None:
+    """Refuse a strip or tile that unpacks to more than its values.
+
+    Only where tifffile does not: it takes as many bytes of LZW as it needs, and bits of others.
+
+    Raises:
+        ValueError: it does.
+    """
+    has_parts_of_bytes = int(page.bitspersample) % 8 and page.compression in _BYTE_CODECS
+    if not (page.compression == _LZW or has_parts_of_bytes) or page.fillorder != 1:
         return
-    values = math.prod(_segment_shape(page))
-    values *= 1 if page.planarconfig == _SEPARATE else int(page.samplesperpixel)
-    if 8 * len(data) < values * int(page.bitspersample):
-        raise ValueError(f"a tile has {len(data)} bytes, fewer than its {values} values need")
+    unpack = import_library("tifffile", "TIFF").TIFF.DECOMPRESSORS[page.compression]
+    expected = _segment_bytes(page, index)
+    found = len(unpack(data, out=max(expected) + 1))
+    if found > expected[0] and found not in expected:
+        raise ValueError(f"a strip or tile unpacks to more than the {expected[0]} bytes it needs")
 
 
 def _check_unpacked_size(page: Any, data: bytes) -> None:

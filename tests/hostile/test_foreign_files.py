@@ -625,6 +625,44 @@ def test_a_tiff_that_says_wrongly_how_its_channels_lie(
     assert message in check_refused(path, tmp_path, capsys)
 
 
+WIDTH = 256
+LENGTH = 257
+BITS_PER_SAMPLE = 258
+
+
+@pytest.mark.parametrize("compression", [None, "deflate", "lzw", "packbits", "zstd"])
+@pytest.mark.parametrize(
+    ("dtype", "tag", "told"),
+    [
+        ("uint8", WIDTH, 15),
+        ("uint8", LENGTH, 11),
+        ("uint8", BITS_PER_SAMPLE, 4),
+        ("uint16", BITS_PER_SAMPLE, 8),
+        ("float32", BITS_PER_SAMPLE, 16),
+    ],
+)
+def test_a_tiff_with_more_bytes_than_its_header_says(
+    dtype, tag, told, compression, tmp_path, capsys
+):
+    """Slices were sheared, or low bytes taken for voxels, with exit code 0."""
+    slices = np.random.default_rng(0).integers(1, 255, (2, 12, 16)).astype(dtype)
+    path = tmp_path / "a.tif"
+    with tifffile.TiffWriter(path) as file:
+        for each in slices:
+            file.write(each, metadata=None, contiguous=False, compression=compression)
+    for page in range(2):
+        path.write_bytes(with_tag(path.read_bytes(), page, tag, told))
+    check_refused(path, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("compression", [2, 3, 4])
+def test_a_tiff_of_bytes_that_says_it_is_a_fax(compression, tmp_path, capsys):
+    content = with_tag(tiff_bytes(ARRAY[:1], rows=2), 0, COMPRESSION, compression)
+    (tmp_path / "a.tif").write_bytes(content)
+    message = check_refused(tmp_path / "a.tif", tmp_path, capsys)
+    assert "8 bits each, in a compression of single bits" in message
+
+
 def test_slices_of_a_tiff_compression_that_nobody_knows(tmp_path, capsys):
     content = with_tag(tiff_bytes(ARRAY[:1], rows=2), 0, COMPRESSION, 60000)
     (tmp_path / "in").mkdir()
