@@ -93,10 +93,11 @@ def nd2_bytes(
     height: int | None = None,
     depth: int | None = None,
     is_calibrated: bool = True,
+    **stated: int,
 ) -> bytes:
     """An ND2 file of frames (t, z, channels, y, x), in loops over time and z.
 
-    Its rows, its height and its depth may be stated to be others than they are.
+    Its rows, its height, its depth and any attribute may be stated to be others than they are.
     """
     times, planes_stored, channels, rows, width = array.shape
     itemsize = array.dtype.itemsize
@@ -111,6 +112,7 @@ def nd2_bytes(
         "uiSequenceCount": times * planes_stored,
         "eCompression": 0 if packed else 2,
         "dCompressionParam": 0.0,
+        **stated,
     }
     z_loop = {
         "eType": 4,

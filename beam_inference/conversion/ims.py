@@ -108,7 +108,7 @@ def try_volume(argument: str, scale: str, name: str | None = None) -> None:
 
 def _describe(path: StoredFile, name: str | None, scale: int) -> ImsSource:
     with open_file(path) as file:
-        levels = _count(path, file.get("DataSet"), "ResolutionLevel")
+        levels = _count(path, _group(path, file, "DataSet"), "ResolutionLevel")
         if not levels:
             raise VolumeError(
                 f"{path} has no group DataSet/ResolutionLevel 0: it is no Imaris file"
@@ -116,15 +116,16 @@ def _describe(path: StoredFile, name: str | None, scale: int) -> ImsSource:
         if scale >= levels:
             raise ConfigError(f"--scale {scale}: {path} has the scales 0 … {levels - 1}")
         level = _LEVEL.format(scale)
-        times = _count(path, file[level], "TimePoint")
+        times = _count(path, _group(path, file, level), "TimePoint")
         further = (("T", times),) if times > 1 else ()
         chosen = choose_volume(str(path), [Image("", further)], name)
         place = f"{level}/TimePoint {chosen.positions.get('T', 0)}"
-        count = _count(path, file[place], "Channel")
+        count = _count(path, _group(path, file, place), "Channel")
         if not 1 <= count <= _MOST_CHANNELS:
             raise VolumeError(f"{path} has {count} channels at {place}: it is damaged")
-        sizes = {_extent(file[f"{place}/Channel {n}"], "ImageSize") for n in range(count)}
-        extents = _physical_extents(file.get(_INFO))
+        groups = [_group(path, file, f"{place}/Channel {n}") for n in range(count)]
+        sizes = {_extent(group, "ImageSize") for group in groups}
+        extents = _physical_extents(_group(path, file, _INFO))
     if len(sizes) > 1:
         raise VolumeError(f"{path} states several sizes of its channels at {place}: {sizes}")
     (size,) = sizes
@@ -161,6 +162,27 @@ def _describe(path: StoredFile, name: str | None, scale: int) -> ImsSource:
         first.grain,
     )
     return ImsSource(path, channels, info)
+
+
+def _group(path: StoredFile, file: Any, name: str) -> Any:
+    """A group of a file, of a path in it; None if there is none.
+
+    Raises:
+        VolumeError: a link is on the way, which HDF5 would follow anywhere on the machine.
+    """
+    h5py = import_library("h5py", "IMS")
+    group = file
+    for part in name.split("/"):
+        link = group.get(part, getlink=True) if isinstance(group, h5py.Group) else None
+        if link is None:
+            return None
+        if not isinstance(link, h5py.HardLink):
+            raise VolumeError(
+                f"{path} has a link in place of the group {part} of {name}: Imaris writes none, "
+                "and it is not followed. Copy what it leads to into the file."
+            )
+        group = group[part]
+    return group
 
 
 def _count(path: StoredFile, group: Any, kind: str) -> int:

@@ -36,6 +36,9 @@ _MOST_FRAMES = 10**7
 _HEADER_BYTES = 4096 + 24
 """Bytes of the file before the voxels of a frame, from where its chunk begins."""
 
+_ROW_ALIGNMENT = 4
+"""Bytes whose multiples rows take, as those of Windows' bitmaps."""
+
 _FRAME_NAME = b"ImageDataSeq|"
 _TIME_BYTES = 8
 """Bytes of a chunk's data before the voxels of its frame."""
@@ -64,13 +67,14 @@ def describe_nd2(path: str, name: str | None) -> PlaneSource:
         attributes = file.attributes
         shape = (_loops(file).get("Z", 1), int(attributes.heightPx), int(attributes.widthPx or 0))
         check_shape(path, shape)
-        _check_frames(path, file)
+        notes = _check_frames(path, file)
         info = SourceInfo(
             BoundingBox((0, 0, 0), shape),
             int(attributes.componentCount),
             number_dtype(file.dtype, path),
             _voxel_size(file) if shape[0] > 1 else None,
             (1, *shape[1:]),
+            notes,
         )
     return PlaneSource(path, chosen.name, info, open_nd2)
 
@@ -140,10 +144,13 @@ def _chunk_name(frame: int) -> bytes:
     return _FRAME_NAME + b"%d!" % frame
 
 
-def _check_frames(path: str, file: Any) -> None:
+def _check_frames(path: str, file: Any) -> tuple[str, ...]:
     """Refuse a file that has other frames than it states, or frames of another size.
 
     Of frames that are absent its library would return zeros.
+
+    Returns:
+        A note where frames may have more rows than are stated.
 
     Raises:
         VolumeError: it has.
@@ -154,7 +161,8 @@ def _check_frames(path: str, file: Any) -> None:
     attributes = file.attributes
     row_bytes = int(attributes.widthBytes or 0)
     voxel_bytes = int(attributes.componentCount) * file.dtype.itemsize
-    if row_bytes < int(attributes.widthPx or 0) * voxel_bytes:
+    needed = int(attributes.widthPx or 0) * voxel_bytes
+    if not needed <= row_bytes < needed + _ROW_ALIGNMENT:
         raise VolumeError(
             f"{path} states rows of {attributes.widthPx} voxels of {voxel_bytes} bytes, which "
             f"begin every {row_bytes} bytes: it is damaged. Copy it again."
@@ -192,6 +200,13 @@ def _check_frames(path: str, file: Any) -> None:
             f"{path} states frames of {frame_bytes} bytes, and holds {held} of the first: its "
             "height, its width or its dtype is not what it states. Copy it again."
         )
+    if held >= frame_bytes + row_bytes:
+        rows = (held - frame_bytes) // row_bytes
+        return (
+            f"its frames hold {held} bytes, {rows} rows more than the {attributes.heightPx} that "
+            "it states: these are not read",
+        )
+    return ()
 
 
 def _data_bytes(path: str, start: int) -> int:

@@ -99,6 +99,21 @@ FREE: Zyx = (1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
+class PlaneOfMany:
+    """A plane of a data set of several files.
+
+    Attributes:
+        z: its number along z.
+        rest: its image, channel and time, for messages.
+        depth: planes along z of the whole set.
+    """
+
+    z: int
+    rest: str
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
 class SliceHeader:
     """The header of a file of one slice.
 
@@ -109,6 +124,8 @@ class SliceHeader:
         grain: as in :class:`SourceInfo`.
         notes: what its values mean where they are no grey values as they stand.
         colours: a hash of its table of colours; empty where it has none.
+        plane: what it is of a data set of several files, as its own metadata say; None if they say
+            nothing.
     """
 
     channels: int
@@ -118,6 +135,7 @@ class SliceHeader:
     grain: Zyx
     notes: tuple[str, ...] = ()
     colours: str = ""
+    plane: PlaneOfMany | None = None
 
 
 ORIENTATION = 274

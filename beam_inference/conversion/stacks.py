@@ -26,6 +26,7 @@ from beam_inference.conversion.fetched_source import errors_of_copy, temporary_f
 from beam_inference.conversion.png import read_picture, read_picture_header
 from beam_inference.conversion.protocol import (
     FREE,
+    PlaneOfMany,
     Read,
     SliceHeader,
     SourceInfo,
@@ -292,9 +293,9 @@ def _common_header(paths: Sequence[StoredFile]) -> SliceHeader:
         headers = list(executor.map(read_header, paths))
     first: dict[SliceHeader, StoredFile] = {}  # a path by its header but for the grain
     for path, header in zip(paths, headers, strict=True):
-        first.setdefault(replace(header, grain=FREE), path)
+        first.setdefault(replace(header, grain=FREE, plane=None), path)
     if len(first) > 1:
-        counts = Counter(replace(header, grain=FREE) for header in headers)
+        counts = Counter(replace(header, grain=FREE, plane=None) for header in headers)
         names = {header: Path(str(file)).name for header, file in first.items()}
         kinds = [
             f"{count} such as {names[header]}: {header.height} × {header.width} (y, x), "
@@ -307,9 +308,38 @@ def _common_header(paths: Sequence[StoredFile]) -> SliceHeader:
             f"the slices differ: {'; '.join(kinds)}. A volume needs one shape and dtype: "
             "mend or leave out the odd ones, or give a glob that does."
         )
+    notes = _plane_notes(paths, [header.plane for header in headers])
     grain_height = max(header.grain[1] for header in headers)
     grain_width = max(header.grain[2] for header in headers)
-    return replace(headers[0], grain=(1, grain_height, grain_width))
+    return replace(headers[0], grain=(1, grain_height, grain_width), notes=headers[0].notes + notes)
+
+
+def _plane_notes(
+    paths: Sequence[StoredFile], planes: Sequence[PlaneOfMany | None]
+) -> tuple[str, ...]:
+    """A note on planes that are missing, by what slices say of themselves.
+
+    Raises:
+        VolumeError: they say that they are in another order, or of several channels or times.
+    """
+    first = next(filter(None, planes), None)
+    if first is None or len(planes) == 1:
+        return ()
+    begin = planes[0].z if planes[0] else 0
+    for number, (path, plane) in enumerate(zip(paths, planes, strict=True)):
+        if plane is None or (plane.z, plane.rest) != (begin + number, first.rest):
+            stated = "nothing of its place" if plane is None else f"z {plane.z}, {plane.rest}"
+            raise VolumeError(
+                f"{path} would be slice {number} by its name, and its OME metadata state "
+                f"{stated}; expected z {begin + number}, {first.rest}. Give a glob of one channel "
+                "and time whose names are in the order of z, or save the data set as one OME-TIFF."
+            )
+    if len(planes) == first.depth:
+        return ()
+    return (
+        f"their OME metadata speak of {first.depth} planes along z, of which {len(planes)} are "
+        "here",
+    )
 
 
 def numbering_notes(names: Sequence[str]) -> tuple[str, ...]:

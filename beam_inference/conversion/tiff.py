@@ -32,6 +32,7 @@ from beam_inference.conversion.protocol import (
     COLOURS_LOST,
     FREE,
     ORIENTATION,
+    PlaneOfMany,
     Read,
     SliceHeader,
     SourceInfo,
@@ -1047,8 +1048,33 @@ def read_tiff_slice_header(path: StoredFile) -> SliceHeader:
             dtype=number_dtype(page.dtype, str(path)),
             grain=page_grain(page),
             notes=_meaning_notes(page),
+            plane=_ome_plane(tiff, page),
             colours=hashlib.sha256(page.colormap.tobytes()).hexdigest() if has_table else "",
         )
+
+
+def _ome_plane(tiff: Any, page: Any) -> PlaneOfMany | None:
+    """What a file of one page is of an OME data set of several, as its metadata say."""
+    if not page.is_ome:
+        return None
+    try:
+        root = ElementTree.fromstring(page.description)
+    except ElementTree.ParseError:
+        return None  # it is no part of the voxels
+    own = root.get("UUID")
+    name = str(tiff.filename).lower()
+    images = list(root.iterfind(".//{*}Pixels"))
+    for number, pixels in enumerate(images):
+        c, t, depth = (int(pixels.get(f"Size{axis}", 1)) for axis in "CTZ")
+        for data in pixels.iterfind("{*}TiffData"):
+            uuid = data.find("{*}UUID")
+            is_own = uuid is None or (
+                uuid.text == own if own else uuid.get("FileName", "").lower() == name
+            )
+            if is_own and (depth > 1 or c * t > int(page.samplesperpixel) or len(images) > 1):
+                z, channel, time = (int(data.get(f"First{axis}", 0)) for axis in "ZCT")
+                return PlaneOfMany(z, f"image {number}, channel {channel}, time {time}", depth)
+    return None
 
 
 def read_tiff_slice(path: str, box: BoundingBox) -> Voxels:

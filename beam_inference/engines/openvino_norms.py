@@ -194,9 +194,8 @@ def _axes(node: Any) -> list[int]:
     axes_node = node.input_value(1).get_node()
     if axes_node.get_type_name() != "Constant":
         return []
-    return sorted(
-        {
-            int(axis) % len(node.input_value(0).get_shape())
-            for axis in np.atleast_1d(axes_node.get_data())
-        }
-    )
+    rank = len(node.input_value(0).get_shape())
+    axes = [int(axis) for axis in np.atleast_1d(axes_node.get_data())]
+    if any(not -rank <= axis < rank for axis in axes):
+        return []  # OpenVINO refuses them
+    return sorted({axis % rank for axis in axes})

@@ -79,7 +79,13 @@ class _Choice:
         for part in name.split(","):
             first, _, last = part.partition("-")
             start = self._existing(int(first), "--chunks")
-            yield from range(start, self._existing(int(last or first), "--chunks") + 1)
+            end = self._existing(int(last or first), "--chunks")
+            if end < start:
+                raise ConfigError(
+                    f"--chunks: {part} names no chunk: write the smaller number first, "
+                    f"{end}-{start}"
+                )
+            yield from range(start, end + 1)
 
     def _existing(self, index: int, where: str) -> int:
         if not 0 <= index < self.chunks.count:

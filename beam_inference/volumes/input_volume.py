@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -30,8 +31,13 @@ from beam_inference.volumes.mask import Mask
 from beam_inference.volumes.opening import tell_rest_of_voxels
 from beam_inference.volumes.volume import Volume
 
+logger = logging.getLogger(__name__)
+
 _FLOAT_BYTES = 4
 """Bytes of a float32."""
+
+_LEAST_OF_WANTED = 0.5
+"""Share of a voxel's wanted size below which no rounding to whole voxels leads."""
 
 
 @dataclass(frozen=True)
@@ -369,6 +375,18 @@ def _resampled_grid(stored: Volume, source: Grid, wanted: VoxelSizeNm, key: str)
             f"convert --voxel_size), or remove {key}."
         )
     try:
-        return source.with_voxel_size(wanted)
+        grid = source.with_voxel_size(wanted)
     except ValueError as error:
         raise ConfigError(f"{key}: {stored.url}: {error}") from None
+    sizes = zip(grid.voxel_size_nm, wanted, strict=True)
+    if any(found < _LEAST_OF_WANTED * size for found, size in sizes):
+        found = ", ".join(f"{size:g}" for size in grid.voxel_size_nm)
+        logger.warning(
+            "%s: %s is smaller than half a voxel of %s nm (z, y, x), and becomes one of [%s] nm: "
+            "is its voxel size right, and in nanometres?",
+            key,
+            stored.url,
+            list(wanted),
+            found,
+        )
+    return grid

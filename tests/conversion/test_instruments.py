@@ -1,5 +1,6 @@
 """Files of microscopes and scanners: CZI, LIF, ND2, IMS, DICOM and whole slides."""
 
+import os
 import re
 import struct
 import sys
@@ -218,7 +219,7 @@ class TestNd2:
 
     def test_a_frame_shorter_than_is_stated_is_not_read_on_into_the_next(self, frames, tmp_path):
         row = frames.shape[-1] * frames.shape[1] * frames.itemsize
-        for more in (0, 2 * frames.itemsize):
+        for more in (0, frames.itemsize):
             content = nd2_bytes(frames[:1].swapaxes(1, 2), row_bytes=row + more)
             (tmp_path / "a.nd2").write_bytes(content)
             if more:
@@ -226,6 +227,20 @@ class TestNd2:
                     describe_nd2(str(tmp_path / "a.nd2"), None)
             else:
                 assert_holds(describe_nd2(str(tmp_path / "a.nd2"), None), frames[0], SIZE)
+
+    @pytest.mark.parametrize("stated", [{"uiWidth": 6}, {"uiBpcInMemory": 8}], ids=str)
+    def test_rows_of_less_than_they_hold(self, stated, frames, tmp_path):
+        """Half of each row was read, or its bytes as voxels, with exit code 0."""
+        (tmp_path / "a.nd2").write_bytes(nd2_bytes(frames[:1].swapaxes(1, 2), **stated))
+        with pytest.raises(VolumeError, match="rows of .* voxels of .* bytes, which begin every"):
+            describe_nd2(str(tmp_path / "a.nd2"), None)
+
+    def test_rows_that_are_not_stated_are_told(self, frames, tmp_path):
+        rows = frames.shape[-2]
+        content = nd2_bytes(frames[:1].swapaxes(1, 2), height=rows - 2)
+        (tmp_path / "a.nd2").write_bytes(content)
+        (note,) = describe_nd2(str(tmp_path / "a.nd2"), None).info.notes
+        assert f"2 rows more than the {rows - 2} that it states: these are not read" in note
 
     def test_frames_that_no_loop_counts(self, frames, tmp_path):
         content = nd2_bytes(frames[:1].swapaxes(1, 2), depth=2)
@@ -263,6 +278,19 @@ class TestNd2:
 
 
 class TestIms:
+    @pytest.mark.parametrize(
+        "group", ["DataSet", "DataSet/ResolutionLevel 0/TimePoint 0/Channel 0", "DataSetInfo"]
+    )
+    def test_no_group_is_looked_for_elsewhere(self, group, frames, tmp_path):
+        """HDF5 opened what a link names, and waited for a pipe without end."""
+        os.mkfifo(tmp_path / "pipe")
+        write_ims(tmp_path / "a.ims", frames[:1])
+        with h5py.File(tmp_path / "a.ims", "a") as file:
+            del file[group]
+            file[group] = h5py.ExternalLink(str(tmp_path / "pipe"), "/g")
+        with pytest.raises(VolumeError, match="has a link in place of the group"):
+            source_of(tmp_path / "a.ims")
+
     def test_scales_and_times(self, frames, tmp_path):
         write_ims(tmp_path / "a.ims", frames)
         assert_holds(source_of(tmp_path / "a.ims", "T1"), frames[1], SIZE)

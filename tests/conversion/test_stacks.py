@@ -329,3 +329,51 @@ def test_a_unit_of_imagej_for_z_alone(tmp_path):
             tmp_path / "a.tif", array, imagej=True, resolution=(250, 250), metadata=metadata
         )
         assert_holds(source_of(tmp_path / "a.tif"), array, size)
+
+
+def write_ome_slices(folder, places, **sizes):
+    """Slices that are planes (z, c, t) of one OME data set, each at the place it says."""
+    import tifffile
+
+    folder.mkdir()
+    names = [f"s{number}.ome.tif" for number in range(len(places))]
+    data = "".join(
+        f'<TiffData FirstZ="{z}" FirstC="{c}" FirstT="{t}" IFD="0" PlaneCount="1">'
+        f'<UUID FileName="{name}">urn:uuid:{name}</UUID></TiffData>'
+        for name, (z, c, t) in zip(names, places, strict=True)
+    )
+    stated = "".join(f' {name}="{count}"' for name, count in sizes.items())
+    for number, name in enumerate(names):
+        text = (
+            f'<?xml version="1.0"?><OME UUID="urn:uuid:{name}"><Image ID="Image:0"><Pixels '
+            f'ID="Pixels:0" DimensionOrder="XYZCT" Type="uint8" SizeX="6" SizeY="5"{stated}>{data}'
+            "</Pixels></Image></OME>"
+        )
+        image = np.full((5, 6), number, np.uint8)
+        tifffile.imwrite(folder / name, image, description=text, metadata=None)
+
+
+@pytest.mark.parametrize(
+    ("places", "sizes", "message"),
+    [
+        ([(2, 0, 0), (1, 0, 0), (0, 0, 0)], {"SizeZ": 3}, "would be slice 1 .* state z 1"),
+        ([(0, 0, 0), (0, 1, 0)], {"SizeZ": 1, "SizeC": 2}, "image 0, channel 1, time 0"),
+        ([(0, 0, 0), (0, 0, 1)], {"SizeZ": 1, "SizeT": 2}, "image 0, channel 0, time 1"),
+    ],
+)
+def test_slices_in_another_order_than_their_metadata_are_refused(places, sizes, message, tmp_path):
+    """They were read in the order of their names, with exit code 0."""
+    write_ome_slices(tmp_path / "slices", places, **sizes)
+    with pytest.raises(VolumeError, match=message):
+        source_of(tmp_path / "slices")
+
+
+def test_slices_of_a_data_set_in_its_order_are_read(tmp_path):
+    write_ome_slices(tmp_path / "slices", [(z, 0, 0) for z in range(3)], SizeZ=3)
+    source = source_of(tmp_path / "slices")
+    assert source.info.notes == ()
+    voxels = source.open()(source.info.bounds)
+    assert [plane.max() for plane in voxels[0]] == [0, 1, 2]
+    write_ome_slices(tmp_path / "part", [(z, 0, 0) for z in range(3)], SizeZ=9)
+    (note,) = source_of(tmp_path / "part").info.notes
+    assert "speak of 9 planes along z, of which 3 are here" in note

@@ -12,6 +12,7 @@ from openvino import opset13  # noqa: E402
 
 from beam_inference.engines.openvino import openvino_forward  # noqa: E402
 from beam_inference.engines.openvino_norms import replace_long_sums  # noqa: E402
+from beam_inference.errors import EngineError  # noqa: E402
 
 
 class Own(nn.Module):
@@ -154,3 +155,19 @@ def test_weights_that_are_compressed_stay_so():
     kinds = [node.get_type_name() for node in network.get_ordered_ops()]
     assert "Convert" in kinds
     assert "ReduceSum" in kinds  # though its axes had been computed
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, as it converts
+def test_an_axis_that_is_none_is_refused(tmp_path):
+    """A number of any size was taken for one of the axes, by its remainder."""
+    path = tmp_path / "network.xml"
+    network = nn.InstanceNorm3d(1).eval()
+    openvino.save_model(openvino.convert_model(network, example_input=torch.zeros(LARGE)), path)
+    weights = path.with_suffix(".bin")
+    content = weights.read_bytes()
+    for dtype in (np.int64, np.int32):
+        axes, others = (np.array(each, dtype).tobytes() for each in ([2, 3, 4], [4194306, 3, 4]))
+        content = content.replace(axes, others)
+    weights.write_bytes(content)
+    with pytest.raises(EngineError, match="cannot take this network"):
+        answer_of_file(str(path), offset_noise(), "openvino")

@@ -120,6 +120,7 @@ def test_what_names_no_chunk_of_the_job(resolved, tmp_path, text, message):
     [
         ("999", "there is no chunk 999"),
         ("5-999", "there is no chunk 999"),
+        ("9-3", "9-3 names no chunk: write the smaller number first, 3-9"),
         ("0:0,0:1,0:1", "is empty"),
         ("/nowhere/chunks", "does not exist.*indices as 3,5,10-20, or a box"),
     ],

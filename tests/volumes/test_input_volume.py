@@ -307,3 +307,14 @@ def test_levels_are_those_of_the_stored_volume(tmp_path, stored):
     plan_job(parsed(tmp_path, stored, input={"resample": in_plane}, model=by_section))
     with pytest.raises(ConfigError, match="other sections"):
         plan_job(parsed(tmp_path, stored, input={"resample": RESAMPLED}, model=by_section))
+
+
+def test_a_volume_smaller_than_half_a_voxel_of_the_networks_is_told(tmp_path, stored, caplog):
+    """Nanometres were written for millimetres: the job was one voxel, and told of nothing."""
+    huge = {"voxel_size_nm": [4e7, 1e7, 1e7]}
+    open_input(parsed(tmp_path, stored, input={"resample": huge}))
+    assert "is smaller than half a voxel of [40000000.0, 10000000.0, 10000000.0] nm" in caplog.text
+    assert "becomes one of [480, 300, 440] nm" in caplog.text
+    caplog.clear()
+    open_input(parsed(tmp_path, stored, input={"resample": RESAMPLED}))
+    assert "half a voxel" not in caplog.text
