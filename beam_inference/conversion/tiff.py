@@ -1068,9 +1068,9 @@ def _ome_plane(tiff: Any, page: Any) -> PlaneOfMany | None:
         c, t, depth = (int(pixels.get(f"Size{axis}", 1)) for axis in "CTZ")
         for data in pixels.iterfind("{*}TiffData"):
             uuid = data.find("{*}UUID")
-            is_own = uuid is None or (
-                uuid.text == own if own else uuid.get("FileName", "").lower() == name
-            )
+            if uuid is None:
+                continue  # some programs state the whole recording in the file of each plane
+            is_own = uuid.text == own if own else uuid.get("FileName", "").lower() == name
             if is_own and (depth > 1 or c * t > int(page.samplesperpixel) or len(images) > 1):
                 z, channel, time = (int(data.get(f"First{axis}", 0)) for axis in "ZCT")
                 return PlaneOfMany(z, f"image {number}, channel {channel}, time {time}", depth)

@@ -1,5 +1,6 @@
 """TIFF files and stacks of slices: order, gaps, differences, and windows against the whole."""
 
+import re
 import zlib
 from pathlib import Path
 
@@ -377,3 +378,14 @@ def test_slices_of_a_data_set_in_its_order_are_read(tmp_path):
     write_ome_slices(tmp_path / "part", [(z, 0, 0) for z in range(3)], SizeZ=9)
     (note,) = source_of(tmp_path / "part").info.notes
     assert "speak of 9 planes along z, of which 3 are here" in note
+
+
+def test_slices_that_say_nothing_of_their_own_place_are_read(tmp_path):
+    """As where each file has the metadata of the whole recording."""
+    write_ome_slices(tmp_path / "slices", [(0, 0, 0)] * 3, SizeZ=3)
+    for path in (tmp_path / "slices").iterdir():
+        content = re.sub(
+            rb"<UUID .*?</UUID>", lambda found: b" " * len(found[0]), path.read_bytes()
+        )
+        path.write_bytes(content)
+    assert source_of(tmp_path / "slices").info.notes == ()
