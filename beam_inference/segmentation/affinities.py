@@ -78,5 +78,11 @@ def as_summands(links: AnyArray) -> NDArray[np.int64]:
 
 
 def as_limit(threshold: float, *, floats: bool) -> float:
-    """A threshold for means of :func:`as_summands`, rounded alike, so that it includes itself."""
-    return float(as_summands(np.array([threshold], np.float32))[0]) if floats else threshold
+    """A threshold for means of :func:`as_summands`.
+
+    Means reach it that are as great as the number itself, as 3 / 5 is for 0.6, or as its float32.
+    """
+    if not floats:
+        return threshold
+    stored = float(as_summands(np.array([threshold], np.float32))[0])
+    return min(stored, float(np.ldexp(np.clip(threshold, -MOST, MOST), FRACTION_BITS)))
