@@ -33,7 +33,7 @@ demo: $(READY)  ## segment a brain MRI template, verify the result and draw it: 
 # One more than cores: a quarter of the time tests wait for processes, stores and clocks.
 PROCESSES = $$($(BIN)/python -c "import os; print(min(4, os.cpu_count() + 1))")
 
-test: $(READY)  ## run all tests but the slow ones; about twelve minutes on two cores
+test: $(READY)  ## run all tests but the slow ones; about thirteen minutes on two cores
 	$(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 test-all: $(READY)  ## run all tests, also the slow ones
