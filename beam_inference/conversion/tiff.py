@@ -88,12 +88,12 @@ _LOSSES = (
 _NOT_PACKED = 1
 _BILEVEL = frozenset({2, 3, 4})
 """Compressions of fax machines."""
-_LZW = 5
-_BYTE_CODECS = frozenset({5, 8, 32773, 32946, 34925, 34926, 50000})
-"""Compressions of any bytes: LZW, deflate, PackBits, LZMA, zstd."""
 _NO_PREDICTOR = 1
+_LZW = 5
 _DEFLATE = frozenset({8, 32946})
 _LZMA = 34925
+_BYTE_CODECS = _DEFLATE | {_LZW, _LZMA, 32773, 34926, 50000}
+"""Compressions of any bytes: these, PackBits and zstd."""
 _OFFSETS = frozenset({273, 324})
 """Tags of where strips and tiles begin."""
 _GDAL_TAGS = frozenset({42112, 42113})
@@ -387,12 +387,12 @@ def _check_kind(path: StoredFile, page: Any) -> None:
 
 
 def _layout_fault(page: Any) -> str | None:
-    """What is wrong with where a page says that its values are stored; None if nothing is."""
+    """Say what is wrong with where a page says that its values are stored; None if nothing is."""
     return _channels_fault(page) or _bytes_fault(page)
 
 
 def _bytes_fault(page: Any) -> str | None:
-    """What is wrong with the number of bytes of a page that is stored as its values are."""
+    """Say what is wrong with the number of bytes of a page that is stored as its values are."""
     first = page.keyframe
     is_one_of_many = page.parent.is_stk or page.parent.is_lsm  # their numbers are others'
     if not first.is_final or is_one_of_many:
@@ -404,7 +404,7 @@ def _bytes_fault(page: Any) -> str | None:
 
 
 def _channels_fault(page: Any) -> str | None:
-    """What is wrong with how a page says that its channels are stored; None if nothing is."""
+    """Say what is wrong with how a page says that its channels are stored; None if nothing is."""
     first = page.keyframe
     samples = int(first.samplesperpixel)
     if samples == 1:
@@ -414,9 +414,8 @@ def _channels_fault(page: Any) -> str | None:
             f"its channels are stored in the way {int(first.planarconfig)}; expected "
             f"{_TOGETHER}, together, or {_SEPARATE}, one after the other (PlanarConfiguration)"
         )
-    planes = samples if first.planarconfig == _SEPARATE else 1
-    length, width = _segment_shape(first)
-    expected = planes * ceil_div(first.imagelength, length) * ceil_div(first.imagewidth, width)
+    planes, rows, columns = _segment_counts(first)
+    expected = planes * rows * columns
     found = len(page.dataoffsets)
     if page is first:  # tifffile leaves out those beyond what it expects
         found = max([found, *(tag.count for tag in first.tags if tag.code in _OFFSETS)])
@@ -582,6 +581,18 @@ def _segment_shape(page: Any) -> tuple[int, int]:
     if page.is_tiled:
         return int(page.tilelength), int(page.tilewidth)
     return min(int(page.rowsperstrip), int(page.imagelength)), int(page.imagewidth)
+
+
+def _segment_samples(page: Any) -> int:
+    """Count the channels that a strip or tile holds."""
+    return 1 if page.planarconfig == _SEPARATE else int(page.samplesperpixel)
+
+
+def _segment_counts(page: Any) -> Zyx:
+    """Count the strips or tiles of a page: channels that are apart, rows of them, columns."""
+    length, width = _segment_shape(page)
+    planes = int(page.samplesperpixel) // _segment_samples(page)
+    return planes, ceil_div(page.imagelength, length), ceil_div(page.imagewidth, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -764,13 +775,11 @@ def _decode(read_parts: ReadParts, page: Any, box: BoundingBox) -> Voxels:
     """Decode the segments of a page, its strips or tiles, that a box touches."""
     keyframe = page.keyframe
     length, width = _segment_shape(keyframe)
-    rows = ceil_div(keyframe.imagelength, length)
-    columns = ceil_div(keyframe.imagewidth, width)
+    planes, rows, columns = _segment_counts(keyframe)
     _, y0, x0 = box.start
     _, y1, x1 = box.stop
     shape = (int(keyframe.samplesperpixel), *box.shape)
     out = np.full(shape, keyframe.nodata, keyframe.dtype.newbyteorder("="))
-    planes = keyframe.samplesperpixel if keyframe.planarconfig == _SEPARATE else 1
     places = [
         (plane, row, column, (plane * rows + row) * columns + column)
         for plane in range(planes)
@@ -857,7 +866,7 @@ def _decode_picture(page: Any, index: int, data: bytes) -> Voxels:
         raise ValueError("its pictures have a predictor, which is not defined for them")
     decode = tifffile.TIFF.DECOMPRESSORS[page.compression]
     length, width = _segment_shape(page)
-    samples = 1 if page.planarconfig == _SEPARATE else int(page.samplesperpixel)
+    samples = _segment_samples(page)
     for height in _segment_heights(page, index):
         shape = (height, width) if samples == 1 else (height, width, samples)
         try:
@@ -875,7 +884,7 @@ def _decode_picture(page: Any, index: int, data: bytes) -> Voxels:
 def _segment_heights(page: Any, index: int) -> list[int]:
     """Rows that a strip or tile may have; the last strip those that are left, or all of one."""
     length, _ = _segment_shape(page)
-    strips = ceil_div(page.imagelength, length)
+    _, strips, _ = _segment_counts(page)
     left = length if page.is_tiled else page.imagelength - index % strips * length
     return list(dict.fromkeys((min(length, left), length)))
 
@@ -883,7 +892,7 @@ def _segment_heights(page: Any, index: int) -> list[int]:
 def _segment_bytes(page: Any, index: int) -> list[int]:
     """Bytes that the values of a strip or tile may take, unpacked; see the numbers of rows."""
     _, width = _segment_shape(page)
-    samples = 1 if page.planarconfig == _SEPARATE else int(page.samplesperpixel)
+    samples = _segment_samples(page)
     row = ceil_div(width * samples * int(page.bitspersample), 8)
     return [row * height for height in _segment_heights(page, index)]
 
