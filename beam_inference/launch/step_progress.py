@@ -11,7 +11,6 @@ from beam_inference.config.storage import Storage
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.job.state import State, default_state_url
-from beam_inference.launch.launched_cohort import read_volumes
 from beam_inference.launch.launched_job import LaunchedJob
 
 
@@ -49,10 +48,15 @@ def find_launched_jobs(step: JobConfig | Cohort) -> list[LaunchedJob | None]:
     configs = step.volumes.values() if isinstance(step, Cohort) else [step]
     launched: list[LaunchedJob | None] = []
     for config in configs:
-        state = State(default_state_url(config), config.storage)
+        state = _state_of(config)
         job = state.load_job()
         launched.append(None if job is None else LaunchedJob(config, state, job))
     return launched
+
+
+def _state_of(config: JobConfig) -> State:
+    """Return the state folder of a job of one volume."""
+    return State(default_state_url(config), config.storage)
 
 
 def job_progress(step: JobConfig | Cohort) -> StepProgress:
@@ -68,8 +72,8 @@ def job_progress(step: JobConfig | Cohort) -> StepProgress:
         return NOT_BEGUN
     statuses = [job.status() for job in launched]
     # a volume that was put aside counts as one chunk
-    volumes = read_volumes(step) if isinstance(step, Cohort) else []
-    aside = sum(volume.fault is not None for volume in volumes)
+    volumes = step.volumes.values() if isinstance(step, Cohort) else []
+    aside = sum(_state_of(config).read_fault() is not None for config in volumes)
     chunks = sum(status.planned for status in statuses) + aside
     done = sum(status.done for status in statuses)
     is_complete = len(launched) == len(found) and done == chunks
