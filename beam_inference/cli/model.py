@@ -122,7 +122,7 @@ def init(options: InitOptions) -> int:
 def _next_commands(
     options: InitOptions, file: Path, recipe: Recipe, new: NewJob
 ) -> list[list[str]]:
-    """What is to be done with a new job file, as words of commands."""
+    """Returns the commands that a new job file is for, each as its words."""
     commands = [["plan", str(file)], ["run", str(file)]]
     if recipe.needs_levels:
         scale = ["--scale", str(new.scale)] if new.scale else []

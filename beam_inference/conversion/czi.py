@@ -282,7 +282,7 @@ def _bounds(tiles: Sequence[_Tile]) -> BoundingBox:
 
 
 def _gap_notes(tiles: Sequence[_Tile], bounds: BoundingBox, channels: int) -> tuple[str, ...]:
-    """What is to be said of planes, or parts of planes, that no tile covers."""
+    """Returns notes on the planes, and parts of planes, that no tile covers."""
     planes: dict[tuple[int, int], set[_Area]] = {}
     for tile in tiles:
         y = tile.positions["Y"]

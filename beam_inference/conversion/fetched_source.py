@@ -60,7 +60,7 @@ class FetchedSource:
 
     @property
     def identity(self) -> Json:
-        """Those of the file, and which volume in it is meant."""
+        """The facts that identify the file, and which volume in it is meant."""
         return self.file.identity | {"dataset": self.dataset, "scale": self.scale}
 
     @property

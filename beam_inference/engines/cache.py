@@ -108,7 +108,7 @@ class Cache:
             logger.debug("nothing is kept in %s: %s", folder, error)
 
     def contents(self) -> Contents:
-        """What is there, drafts of other processes included."""
+        """Counts the files of this user, drafts of other processes included, and their bytes."""
         folder = self._own_folder()
         sizes = [] if folder is None else [status.st_size for _, status in _files(folder)]
         return Contents(len(sizes), sum(sizes))

@@ -231,7 +231,7 @@ def prepare_volumes(
 
 
 def _known_after(single: Launch, known: KnownNetwork | None, shared: State) -> KnownNetwork:
-    """What is known of the network after a volume was prepared."""
+    """Returns what the next volume need not find out again, once one was prepared."""
     if known is None:
         return KnownNetwork(shared.create_job(single.read_job()), is_tried=True)
     if known.is_tried or ChunksToDo.of(single).is_done:
