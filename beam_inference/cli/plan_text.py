@@ -14,7 +14,8 @@ from rich.table import Table
 from beam_inference.cli.terminal import table_console
 from beam_inference.cli.text import format_hours, format_shape, format_voxel_size
 from beam_inference.config.fields import Json
-from beam_inference.config.job import OUTPUT, Gaussian, Inference
+from beam_inference.config.inference import Gaussian, Inference
+from beam_inference.config.job import OUTPUT
 from beam_inference.config.volumes import Mask
 from beam_inference.environment import format_bytes
 from beam_inference.geometry.chunk_shape import busiest_worker

@@ -11,7 +11,9 @@ from pydantic import Discriminator, Tag, TypeAdapter, model_validator
 from beam_inference.config.devices import DefiniteDevice, DeviceKind, kind_of
 from beam_inference.config.engines import DefiniteEngineName
 from beam_inference.config.fields import Count, Shape
-from beam_inference.config.job import OUTPUT, FurtherOutput, Inference, JobConfig, Network
+from beam_inference.config.inference import Inference
+from beam_inference.config.job import OUTPUT, FurtherOutput, JobConfig
+from beam_inference.config.network import Network
 from beam_inference.config.normalize import (
     Affine,
     DefiniteSteps,

@@ -17,7 +17,8 @@ from beam_inference.config.plugins import list_plugins, load_plugin, load_usable
 from beam_inference.errors import ConfigError
 
 if TYPE_CHECKING:
-    from beam_inference.config.job import Inference, Network
+    from beam_inference.config.inference import Inference
+    from beam_inference.config.network import Network
 
 CHOOSE = ("auto", "fastest")
 """Words for an engine that the first launch chooses."""

@@ -15,13 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import unknown_key_hint
-from beam_inference.config.job import (
-    FurtherOutput,
-    JobConfig,
-    Member,
-    Network,
-    network_keys,
-)
+from beam_inference.config.job import FurtherOutput, JobConfig
+from beam_inference.config.network import Member, Network, network_keys
 from beam_inference.config.normalize import Statistics, rename_levels
 from beam_inference.config.operators import Operator
 from beam_inference.config.volumes import Input, LevelsBox, Mask, Output, Preview

@@ -8,7 +8,8 @@ from importlib import metadata
 from beam_inference.config.devices import kind_of
 from beam_inference.config.engines import Engine, get_engine, list_engines
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.job import Inference, Network, network_keys
+from beam_inference.config.inference import Inference
+from beam_inference.config.network import Network, network_keys
 from beam_inference.engines import identity
 from beam_inference.errors import ConfigError, EngineError
 from beam_inference.models.loading import gives_function, loader_of, suffix_of

@@ -16,7 +16,8 @@ from beam_inference.config.engines import (
     get_engine,
     make_anew,
 )
-from beam_inference.config.job import Inference, Mirror, Network, network_keys
+from beam_inference.config.inference import Inference, Mirror
+from beam_inference.config.network import Network, network_keys
 from beam_inference.engines.cache import user_cache
 from beam_inference.engines.choice import engine_description, is_installed
 from beam_inference.engines.ensemble import average_members

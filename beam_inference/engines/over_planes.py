@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.config.planes import CombinePlanes, Plane, PlaneSum, normal_axis
 from beam_inference.engines.protocol import Device, Forward
 from beam_inference.engines.trial import crop_to_patch

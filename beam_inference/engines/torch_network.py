@@ -13,7 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from beam_inference.config.devices import TRAITS, kind_of
 from beam_inference.config.engines import LoadRequest
-from beam_inference.config.job import Inference, Network
+from beam_inference.config.inference import Inference
+from beam_inference.config.network import Network
 from beam_inference.engines.devices import claim_device, find_accelerator
 from beam_inference.errors import BeamInferenceError, ConfigError, ModelContractError
 from beam_inference.foreign_text import describe_error

@@ -16,7 +16,9 @@ from pydantic import BaseModel, TypeAdapter
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Json
-from beam_inference.config.job import OUTPUT, Inference, Network
+from beam_inference.config.inference import Inference
+from beam_inference.config.job import OUTPUT
+from beam_inference.config.network import Network
 from beam_inference.config.operators import Operator
 from beam_inference.config.volumes import Output
 from beam_inference.geometry.bounding_box import BoundingBox

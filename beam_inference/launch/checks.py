@@ -10,7 +10,9 @@ import numpy as np
 from beam_inference.arrays import AnyDtype
 from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.job import Inference, JobConfig, network_keys
+from beam_inference.config.inference import Inference
+from beam_inference.config.job import JobConfig
+from beam_inference.config.network import network_keys
 from beam_inference.config.normalize import (
     InsideStandardStep,
     SectionLimits,

@@ -16,7 +16,8 @@ from beam_inference.config.engines import CHOOSE
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import INTEGER_DTYPES
 from beam_inference.config.formats import get_format
-from beam_inference.config.job import OUTPUT, BatchSize, Inference, JobConfig
+from beam_inference.config.inference import BatchSize, Inference
+from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.config.normalize import Normalize, Statistics, levels_files, rename_levels
 from beam_inference.config.volumes import Bounds, LevelsBox, Output
 from beam_inference.engines.choice import runs_on_cpu_only

@@ -14,7 +14,9 @@ from beam_inference.config.definite import (
     make_definite,
 )
 from beam_inference.config.devices import kind_of
-from beam_inference.config.job import BatchSize, Inference, JobConfig, Network
+from beam_inference.config.inference import BatchSize, Inference
+from beam_inference.config.job import JobConfig
+from beam_inference.config.network import Network
 from beam_inference.config.operators import interval_after
 from beam_inference.engines.batch_effect import BatchEffect
 from beam_inference.engines.choice import describe_engine, engines_to_measure, engines_to_try

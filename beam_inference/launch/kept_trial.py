@@ -23,7 +23,8 @@ from pydantic import Field, FiniteFloat, PositiveFloat, ValidationError
 from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import EngineSettings, make_definite
 from beam_inference.config.fields import Count, Frozen, Json, Natural, SafeText
-from beam_inference.config.job import BatchSize, Network
+from beam_inference.config.inference import BatchSize
+from beam_inference.config.network import Network
 from beam_inference.engines.cache import user_cache
 from beam_inference.engines.choice import (
     engine_description,

@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-from beam_inference.config.job import JobConfig, Network
+from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job_text
+from beam_inference.config.network import Network
 from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import clean_line, clean_text
 from beam_inference.launch.job_grid import (

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from beam_inference.config.fields import Json
-from beam_inference.config.job import JobConfig, Network, network_keys
+from beam_inference.config.job import JobConfig
+from beam_inference.config.network import Network, network_keys
 from beam_inference.foreign_text import shorten_value
 from beam_inference.models.loading import package_path
 from beam_inference.models.packages import Setting, open_package

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.job import Inference, Network
+from beam_inference.config.inference import Inference
+from beam_inference.config.network import Network
 from beam_inference.config.normalize import Normalize
 from beam_inference.config.operators import ArrayPlace, InstalledOperator, Operator
 from beam_inference.engines.choice import engines_to_try

@@ -16,7 +16,8 @@ from importlib import metadata
 
 from beam_inference.config.definite import DefiniteConfig, EngineSettings, make_definite
 from beam_inference.config.engines import CHOOSE
-from beam_inference.config.job import JobConfig, Network
+from beam_inference.config.job import JobConfig
+from beam_inference.config.network import Network
 from beam_inference.config.plugins import list_versions
 from beam_inference.config.storage import check_url
 from beam_inference.engines import identity

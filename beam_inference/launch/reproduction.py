@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from beam_inference.config.definite import DefiniteConfig, DefiniteNetwork
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Frozen
-from beam_inference.config.job import Network, network_keys
 from beam_inference.config.job_file import rename_paths
+from beam_inference.config.network import Network, network_keys
 from beam_inference.config.storage import Storage, check_url
 from beam_inference.config.volumes import Input
 from beam_inference.errors import ConfigError, ModelContractError, StateError, VolumeError

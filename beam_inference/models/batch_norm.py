@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from beam_inference.config.job import Inference, Network
+from beam_inference.config.inference import Inference
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.job import Member, Network, network_keys
+from beam_inference.config.network import Member, Network, network_keys
 from beam_inference.config.storage import Storage
 from beam_inference.models.hugging_face import SCHEME, fetch_repository
 from beam_inference.models.local_files import local_path

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.job import Network, network_keys
+from beam_inference.config.network import Network, network_keys
 from beam_inference.config.plugins import list_plugins
 from beam_inference.errors import ModelContractError
 from beam_inference.models.loading import loader_of, package_path, source_file, suffix_of

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from beam_inference.config.engines import NetworkKind
 from beam_inference.config.factories import factory_parts, run_file
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.config.siblings import check_siblings, note_source, own_path
 from beam_inference.errors import ConfigError, ModelContractError

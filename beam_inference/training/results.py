@@ -16,7 +16,7 @@ import yaml
 from torch import nn
 
 from beam_inference.config.fields import Json
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.models.hashes import model_sha256

@@ -17,7 +17,7 @@ from scipy import ndimage
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Count, Label, Model, Point, Range, VoxelSize
-from beam_inference.config.job import Channel
+from beam_inference.config.network import Channel
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.training.symmetry import pair_slices
 

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from beam_inference.config.fields import Json
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.engines.partition.share import name_layers
 from beam_inference.environment import format_bytes, usable_memory
 from beam_inference.errors import (

@@ -16,7 +16,8 @@ import tensorstore as ts
 
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import installed_formats
-from beam_inference.config.job import JobConfig, Network
+from beam_inference.config.job import JobConfig
+from beam_inference.config.network import Network
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import BeamInferenceError, VolumeError

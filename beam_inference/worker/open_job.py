@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from beam_inference.config.job import Network as NetworkConfig
+from beam_inference.config.network import Network as NetworkConfig
 from beam_inference.config.operators import Operator
 from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.loading import load_predictor, load_reference

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from beam_inference.config.factories import load_file, load_object, run_file
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.models.loading import load_network
 

@@ -214,7 +214,7 @@ def test_a_store_that_is_not_there_is_told_of_soon(job, capsys):
 def test_a_network_is_fetched_once_and_again_if_its_copy_is_damaged(
     trained, served, tmp_path, monkeypatch
 ):
-    from beam_inference.config.job import Network
+    from beam_inference.config.network import Network
     from beam_inference.errors import ModelContractError
     from beam_inference.models.fetch import local_model
     from beam_inference.models.hashes import model_sha256

@@ -10,7 +10,7 @@ import torch
 from helpers import job_values
 from torch import nn
 
-from beam_inference.config.job import Inference
+from beam_inference.config.inference import Inference
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines import devices
 from beam_inference.engines.choice import engine_description

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_inference.cli.main import main
-from beam_inference.config.job import Inference, Network
+from beam_inference.config.inference import Inference
+from beam_inference.config.network import Network
 from beam_inference.engines.cache import Cache, Contents, cache_place, user_cache
 from beam_inference.engines.loading import load_predictor
 

@@ -688,7 +688,7 @@ def _parse_boxes_record(content: bytes, folder: Path) -> object:
 
 
 def _parse_levels(content: bytes, folder: Path) -> object:
-    from beam_inference.config.job import Network
+    from beam_inference.config.network import Network
     from beam_inference.config.normalize import Contrast, Standard
     from beam_inference.operators.level_steps import definite_normalization
     from beam_inference.volumes.kvstores import LOCAL
@@ -909,7 +909,7 @@ def _safetensors() -> list[bytes]:
 
 def _parse_network(suffix: str) -> Callable[[bytes, Path], object]:
     def parse(content: bytes, folder: Path) -> object:
-        from beam_inference.config.job import Network
+        from beam_inference.config.network import Network
         from beam_inference.models.loading import load_network
 
         (folder / f"net{suffix}").write_bytes(content)

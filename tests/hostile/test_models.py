@@ -28,8 +28,8 @@ import toy_networks
 from helpers import job_values, toy, write_job, write_volume
 
 from beam_inference.cli.main import main
-from beam_inference.config.job import Network
 from beam_inference.config.job_file import parse_job
+from beam_inference.config.network import Network
 from beam_inference.engines.loading import load_predictor
 from beam_inference.errors import ModelContractError, WorkerFault
 from beam_inference.models.fetch import local_model

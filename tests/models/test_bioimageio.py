@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.launch.package_trial import try_package
 from beam_inference.models.bioimageio import KIND

@@ -9,7 +9,7 @@ import torch
 from helpers import read_volume, write_volume
 
 from beam_inference.cli.main import main
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.launch.package_trial import try_package
 from beam_inference.models.cellmap import KIND

@@ -10,7 +10,7 @@ import pytest
 from helpers import OF_RANGE, job_values, read_volume, write_job
 
 from beam_inference.cli.main import main
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256

@@ -6,7 +6,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.models.hashes import model_sha256
 

@@ -11,7 +11,7 @@ from fakes.hugging_face import files_of_folder, serve_repository
 from helpers import write_volume
 
 from beam_inference.cli.main import main
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.launch.job_files import load_job
 from beam_inference.models.fetch import local_model

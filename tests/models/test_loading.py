@@ -12,8 +12,9 @@ from extension import extension_in_this_process
 from helpers import job_values
 
 from beam_inference.config.factories import load_object
-from beam_inference.config.job import Inference, Network
+from beam_inference.config.inference import Inference
 from beam_inference.config.job_file import parse_job
+from beam_inference.config.network import Network
 from beam_inference.engines.choice import describe_engine
 from beam_inference.engines.devices import find_accelerator
 from beam_inference.engines.loading import load_predictor

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.launch.package_trial import try_package
 from beam_inference.models.hashes import model_sha256

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.models.hashes import NetworkFiles, model_sha256
 from beam_inference.models.openvino_file import check_network

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.models.hashes import NetworkFiles, model_sha256
 from beam_inference.models.loading import load_network

@@ -10,7 +10,7 @@ from helpers import do_and_read, job_values, read_volume, write_job, write_level
 
 from beam_inference import predict, prepare
 from beam_inference.cli.main import main
-from beam_inference.config.job import Network
+from beam_inference.config.network import Network
 from beam_inference.errors import ConfigError
 from beam_inference.launch.job_files import load_job
 from beam_inference.operators.distributions import QUANTILES

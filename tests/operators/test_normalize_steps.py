@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_inference import predict, prepare
-from beam_inference.config.job import Network
 from beam_inference.config.job_file import parse_job
+from beam_inference.config.network import Network
 from beam_inference.errors import ConfigError
 from beam_inference.operators.normalize_steps import StepwiseNormalization
 from beam_inference.worker.worker import Worker

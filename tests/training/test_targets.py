@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import ndimage
 
-from beam_inference.config.job import Channel
+from beam_inference.config.network import Channel
 from beam_inference.engines.augmented import symmetries
 from beam_inference.training.symmetry import map_array, map_channels
 from beam_inference.training.targets import Affinities, Boundaries, Classes, Distance, Stored

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from beam_inference.config.job import Channel
+from beam_inference.config.network import Channel
 from beam_inference.config.normalize import Affine
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox

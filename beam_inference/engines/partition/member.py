@@ -18,7 +18,8 @@ from pydantic import TypeAdapter
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import FileStore
 
-from beam_inference.config.job import Inference, Network
+from beam_inference.config.inference import Inference
+from beam_inference.config.network import Network
 from beam_inference.engines.device_errors import device_errors
 from beam_inference.engines.partition.mesh import Mesh
 from beam_inference.engines.partition.part import Part
