@@ -155,21 +155,34 @@ def _check_complete(path: str, image: Any) -> None:
     """Refuse an image whose planes lie in each other, or reach beyond its part of the file."""
     block = image.memory_block
     frames = image.frames
-    plane = math.prod(frames.frame_shape) * image.dtype.itemsize
-    steps = {
-        each.label: (each.number_elements - 1, each.bytes_inc)
+    samples = frames.frame_sizes.get("S", 1)
+    itemsize = image.dtype.itemsize
+    plane = math.prod(frames.frame_shape) * itemsize
+    starts = [each.bytes_inc for each in image._channels]
+    offsets = starts[::samples]
+    # Each axis as the distance of its neighbours, and of its first from its last.
+    axes = [
+        (each.bytes_inc, (each.number_elements - 1) * each.bytes_inc)
         for each in image._dimensions
         if each.label not in frames.frame_sizes and each.number_elements > 1
-    }
-    offsets = sorted(each.bytes_inc for each in image._channels[:: frames.frame_sizes.get("S", 1)])
-    nearest = min((after - before for before, after in pairwise(offsets)), default=plane)
-    if min([nearest, *(step for _, step in steps.values())]) < plane or offsets[0] < 0:
+    ]
+    if len(offsets) > 1:
+        nearest = min(after - before for before, after in pairwise(offsets))
+        axes.append((nearest, offsets[-1] - offsets[0]))
+    reached = plane
+    is_sound = offsets[0] >= 0 and all(
+        start == offsets[number // samples] + number % samples * itemsize
+        for number, start in enumerate(starts)
+    )
+    for distance, length in sorted(axes):
+        is_sound = is_sound and distance >= reached
+        reached += length
+    if not is_sound:
         raise VolumeError(
-            f"the image {image.path} of {path} has planes of {plane} bytes that begin less apart: "
-            "it is damaged. Copy it again."
+            f"the image {image.path} of {path} has planes of {plane} bytes that would overlap, as "
+            "its header places them: it is damaged. Copy it again."
         )
-    reached = offsets[-1] + plane + sum(times * step for times, step in steps.values())
-    needed = max(image.nbytes, reached)
+    needed = max(image.nbytes, offsets[0] + reached)
     if block.size < needed or Path(path).stat().st_size < block.offset + needed:
         raise VolumeError(
             f"{path} ends before its image {image.path} does, which takes {needed} bytes: it was "

@@ -160,7 +160,10 @@ class TestLif:
 
     @pytest.mark.parametrize(
         ("stride", "message"),
-        [(480, r"ends before its image .*takes 1200 bytes"), (120, "planes of 240 bytes that beg")],
+        [
+            (480, r"ends before its image .*takes 1200 bytes"),
+            (120, "planes of 240 bytes that would overlap"),
+        ],
     )
     def test_strides_that_lead_to_other_voxels(self, stride, message, frames, tmp_path):
         """They lead into the next image, or a plane into the next one."""
@@ -171,6 +174,35 @@ class TestLif:
         (tmp_path / "a.lif").write_bytes(content[:first] + other + content[first + len(stated) :])
         with pytest.raises(VolumeError, match=message):
             describe_lif(str(tmp_path / "a.lif"), "one")
+
+    @pytest.mark.parametrize(
+        ("stated", "other"),
+        [
+            ('BytesInc="2400"', 'BytesInc="2398"'),
+            ('BytesInc="2400"', 'BytesInc="2000"'),
+            ('BytesInc="2400"', 'BytesInc="0480"'),
+            ('Resolution="16"', 'Resolution="08"'),
+        ],
+    )
+    def test_channels_that_lie_in_each_other(self, stated, other, tmp_path):
+        """By where they begin, and by two samples of a byte for one of two."""
+        content = lif_bytes({"a": random_array("uint16", (1, 2, 5, 12, 20))})
+        stated, other = (text.encode("utf-16-le") for text in (stated, other))
+        assert stated in content
+        (tmp_path / "a.lif").write_bytes(content.replace(stated, other))
+        with pytest.raises(VolumeError, match="bytes that would overlap"):
+            describe_lif(str(tmp_path / "a.lif"), None)
+
+    def test_planes_of_channels_that_take_turns(self, tmp_path):
+        array = random_array("uint16", (1, 2, 5, 12, 20))
+        stored = np.ascontiguousarray(array.swapaxes(1, 2)).reshape(array.shape)
+        content = lif_bytes({"a": stored})
+        for stated, other in (("480", "960"), ("2400", "0480")):
+            of_axis, replaced = (f'BytesInc="{n}"'.encode("utf-16-le") for n in (stated, other))
+            assert content.count(of_axis) == 1
+            content = content.replace(of_axis, replaced)
+        (tmp_path / "a.lif").write_bytes(content)
+        assert_holds(describe_lif(str(tmp_path / "a.lif"), None), array[0], SIZE)
 
     def test_images_of_one_name_are_refused(self, frames, tmp_path):
         content = lif_bytes({"one": frames[:1], "two": frames[:1]})
