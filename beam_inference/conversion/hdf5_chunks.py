@@ -7,7 +7,6 @@ the voxels that are missing: bytes of anything that the process holds, or none, 
 from __future__ import annotations
 
 import math
-import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.conversion.hdf5_filters import (
+    Filter,
+    count_plain,
+    count_unpacked,
+    is_size_told,
+    list_filters,
+)
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.zyx import ceil_div
 
-_DEFLATE = 1
-_SHUFFLE = 2
-_FLETCHER32 = 3
-_CHECKSUM_BYTES = 4
 _FURTHER_BYTES = 2**16
 """Bytes that a packed chunk may have beyond twice its voxels, to be fetched before it is read."""
 
@@ -94,9 +96,6 @@ class ChunkIndex:
 def check_chunks(dataset: Any, chunks: ChunkIndex, index: Sequence[slice]) -> None:
     """Refuse a chunk of a window that unpacks to fewer bytes than its voxels, or more.
 
-    Chunks that other filters than deflate, shuffle and Fletcher's checksum have packed are left to
-    HDF5.
-
     Args:
         dataset: the dataset, open, with chunks.
         chunks: where they lie.
@@ -106,9 +105,7 @@ def check_chunks(dataset: Any, chunks: ChunkIndex, index: Sequence[slice]) -> No
         PermanentReadError: there is such a chunk.
         OSError: HDF5 cannot read one.
     """
-    filters = _filters(dataset)
-    if not {_DEFLATE, _SHUFFLE, _FLETCHER32}.issuperset(filters):
-        return
+    filters = list_filters(dataset)
     nbytes = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
     for place in _chunk_places(dataset, index):
         stored = chunks.find(place)
@@ -196,12 +193,6 @@ def absence_notes(dataset: Any) -> tuple[str, ...]:
     return (f"{share} voxels are stored nowhere, and are {dataset.fillvalue}, its fill value",)
 
 
-def _filters(dataset: Any) -> list[int]:
-    """Numbers of the filters that chunks went through, in this order."""
-    pipeline = dataset.id.get_create_plist()
-    return [pipeline.get_filter(number)[0] for number in range(pipeline.get_nfilters())]
-
-
 def _chunk_places(dataset: Any, index: Sequence[slice]) -> list[tuple[int, ...]]:
     """The first voxels of the chunks that a window touches."""
     ranges = []
@@ -215,30 +206,21 @@ def _unpacked_bytes(
     dataset: Any,
     place: tuple[int, ...],
     stored: StoredChunk,
-    filters: Sequence[int],
+    filters: Sequence[Filter],
     expected: int,
 ) -> int:
     """Bytes that a chunk holds once it is unpacked, up to a few more than ``expected``."""
     applied = [each for bit, each in enumerate(filters) if not stored.filter_mask >> bit & 1]
-    if _DEFLATE not in applied:
-        return stored.size - _CHECKSUM_BYTES * applied.count(_FLETCHER32)
+    if is_size_told(applied):
+        return count_plain(applied, stored.size)
     _, data = dataset.id.read_direct_chunk(place)
-    for number, each in reversed(list(enumerate(applied))):
-        if each == _FLETCHER32:
-            data = data[:-_CHECKSUM_BYTES]
-        elif each == _DEFLATE:
-            earlier = applied[:number]
-            most = expected + _CHECKSUM_BYTES * len(earlier) + 1
-            if _DEFLATE in earlier:
-                most = 2 * most + _FURTHER_BYTES
-            try:
-                data = zlib.decompressobj().decompress(data, most)
-            except zlib.error as error:
-                # Files may keep chunks that extend beyond the dataset without any filter.
-                if _is_partial(dataset, place) and stored.size == expected:
-                    return expected
-                raise OSError(f"the chunk at {place} cannot be unpacked: {error}") from None
-    return len(data)
+    try:
+        return count_unpacked(applied, data, expected)
+    except OSError as error:
+        # Files may keep chunks that extend beyond the dataset without any filter.
+        if _is_partial(dataset, place) and stored.size == expected:
+            return expected
+        raise OSError(f"the chunk at {place} cannot be unpacked: {error}") from None
 
 
 def _is_partial(dataset: Any, place: tuple[int, ...]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from beam_inference.conversion.hdf5_chunks import absence_notes, check_chunk_places
+from beam_inference.conversion.hdf5_filters import check_filters
 from beam_inference.conversion.named_files import file_beside
 from beam_inference.conversion.protocol import import_library
 from beam_inference.conversion.stored_files import StoredFile
@@ -147,6 +148,7 @@ def check_voxels_are_near(open_file: OpenFile, path: StoredFile, dataset: Any) -
                     "lies in further files. Copy the voxels into one file first."
                 )
             if part.chunks:
+                check_filters(f"{other}:{source.dset_name}", part)
                 check_chunk_places(f"{other}:{source.dset_name}", part)
             notes += [
                 f"in {other}:{source.dset_name}, which it is put together from, {note}"
