@@ -170,6 +170,7 @@ def _read_network(
 ) -> Model:
     """Read or convert a network in float32; see :func:`openvino_forward`."""
     from beam_inference.engines.conversion import check_one_input
+    from beam_inference.engines.openvino_indices import check_indices
     from beam_inference.engines.openvino_norms import replace_long_sums
 
     if isinstance(source, Path):
@@ -180,9 +181,12 @@ def _read_network(
         _check_stateless(network, source)
         _check_extent(network, shape, source)
         network.reshape(list(shape))
+        check_indices(network, source)
         return replace_long_sums(network)
     # Kept or not, the network is read from OpenVINO's own form, so that bits are the same.
-    return core.read_model(*_unpack(keep(lambda: _pack(_convert(source, shape)))))
+    network = core.read_model(*_unpack(keep(lambda: _pack(_convert(source, shape)))))
+    check_indices(network, "the network")
+    return network
 
 
 def _read_quantized(core: Core, quantized: bytes, shape: tuple[int, ...]) -> Model:
@@ -192,6 +196,8 @@ def _read_quantized(core: Core, quantized: bytes, shape: tuple[int, ...]) -> Mod
         ModelContractError: it is no network as OpenVINO saves it, or draws random numbers.
         EngineError: it keeps a state, or is for patches of another extent.
     """
+    from beam_inference.engines.openvino_indices import check_indices
+
     name = "the network of integers in the state folder"
     structure, constants = _unpack(quantized)
     check_structure(io.BytesIO(structure), name)
@@ -199,6 +205,7 @@ def _read_quantized(core: Core, quantized: bytes, shape: tuple[int, ...]) -> Mod
     _check_stateless(network, name)
     _check_extent(network, shape, name)
     network.reshape(list(shape))
+    check_indices(network, name)
     return network
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from openvino import Model, Type, opset13
-from openvino.passes import ConstantFolding, Manager
+
+from beam_inference.engines.openvino_indices import find_constant
 
 _SHORT = 1024
 """Most voxels of an axis that are summed in one step; longer axes take two."""
@@ -186,16 +186,11 @@ def _axes(node: Any) -> list[int]:
     """The axes that a node sums over, if they are constant, or computed from constants."""
     if node.get_input_size() < 2:
         return []
-    if node.input_value(1).get_node().get_type_name() != "Constant":
-        folding = Manager()
-        folding.register_pass(ConstantFolding())
-        with suppress(RuntimeError):  # they depend on the network's input
-            folding.run_passes(Model([node.input_value(1)], []))
-    axes_node = node.input_value(1).get_node()
-    if axes_node.get_type_name() != "Constant":
+    constant = find_constant(node.input_value(1))
+    if constant is None:
         return []
     rank = len(node.input_value(0).get_shape())
-    axes = [int(axis) for axis in np.atleast_1d(axes_node.get_data())]
+    axes = [int(axis) for axis in np.atleast_1d(constant)]
     if any(not -rank <= axis < rank for axis in axes):
-        return []  # OpenVINO refuses them
+        return []  # they are refused
     return sorted({axis % rank for axis in axes})

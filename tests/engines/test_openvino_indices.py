@@ -1,0 +1,141 @@
+"""Indices that OpenVINO does not check: networks with some that lead out are refused."""
+
+import numpy as np
+import pytest
+import torch
+
+openvino = pytest.importorskip("openvino")
+
+from openvino import opset13  # noqa: E402
+
+from beam_inference.engines.openvino import openvino_forward  # noqa: E402
+from beam_inference.engines.openvino_indices import check_indices  # noqa: E402
+from beam_inference.errors import EngineError  # noqa: E402
+
+SHAPE = [1, 2, 4, 5, 6]
+BEYOND_32_BITS = 2**37
+
+
+def indices(*values):
+    return opset13.constant(np.array(values, np.int64))
+
+
+def gather_nd(array, index):
+    return opset13.gather_nd(array, indices([0, 1, 2, 3, index], [0, 0, 0, 0, 0]))
+
+
+def scatter(array, index):
+    one = opset13.constant(np.ones([1] * 5, np.float32))
+    return opset13.scatter_elements_update(
+        array, opset13.constant(np.full([1] * 5, index, np.int64)), one, indices(-1)
+    )
+
+
+def normalise(array, axis):
+    return opset13.mvn(array, indices(2, 3, axis), True, 1e-5, "INSIDE_SQRT")
+
+
+def network_of(operation, index):
+    array = opset13.parameter(SHAPE, np.float32)
+    return openvino.Model([operation(array, index)], [array])
+
+
+def in_branches(operation, index):
+    """A network whose operation stands in a branch of an If."""
+    array = opset13.parameter(SHAPE, np.float32)
+    inner = [opset13.parameter(SHAPE, np.float32) for _ in range(2)]
+    branches = [
+        openvino.Model([operation(each, number)], [each])
+        for each, number in zip(inner, (0, index), strict=True)
+    ]
+    choice = opset13.if_op(opset13.constant(np.array(True)))
+    choice.set_then_body(branches[0])
+    choice.set_else_body(branches[1])
+    choice.set_input(array.output(0), *inner)
+    result = choice.set_output(*(each.results[0] for each in branches))
+    return openvino.Model([result], [array])
+
+
+@pytest.mark.parametrize("build", [network_of, in_branches])
+@pytest.mark.parametrize(
+    ("operation", "index"),
+    [
+        (gather_nd, 6),
+        (gather_nd, -1),
+        (gather_nd, BEYOND_32_BITS + 4),
+        (scatter, 6),
+        (scatter, -7),
+        (scatter, -(10**7)),
+        (normalise, 5),
+        (normalise, BEYOND_32_BITS + 4),
+    ],
+)
+def test_indices_that_lead_out(build, operation, index):
+    if operation is normalise and index == 5 and build is network_of:
+        with pytest.raises(RuntimeError, match="rank"):  # OpenVINO does see this one
+            openvino.Core().compile_model(network_of(operation, index), "CPU")
+    with pytest.raises(EngineError, match=r"n\.xml has an operation .* outside of its array"):
+        check_indices(build(operation, index), "n.xml")
+
+
+@pytest.mark.parametrize("build", [network_of, in_branches])
+@pytest.mark.parametrize(
+    ("operation", "index"),
+    [(gather_nd, 5), (scatter, 5), (scatter, -6), (normalise, 4), (normalise, -1)],
+)
+def test_indices_inside(build, operation, index):
+    check_indices(build(operation, index), "n.xml")
+
+
+def test_indices_that_are_computed_from_constants():
+    def sum_of(array, index):
+        return opset13.gather_nd(
+            array, opset13.add(indices([0, 0, 0, 0, index]), indices([0, 1, 0, 0, 1]))
+        )
+
+    check_indices(network_of(sum_of, 4), "n.xml")
+    with pytest.raises(EngineError, match="GatherND"):
+        check_indices(network_of(sum_of, 5), "n.xml")
+
+
+@pytest.mark.parametrize("operation", [gather_nd, scatter, normalise])
+def test_indices_that_depend_on_the_input(operation):
+    def of_input(array, _):
+        index = opset13.convert(opset13.reduce_max(array, indices(0, 1, 2, 3, 4), False), "i64")
+        if operation is gather_nd:
+            return opset13.gather_nd(array, opset13.broadcast(index, indices(1, 5)))
+        if operation is normalise:
+            return opset13.mvn(
+                array, opset13.broadcast(index, indices(1)), True, 1e-5, "INSIDE_SQRT"
+            )
+        one = opset13.constant(np.ones([1] * 5, np.float32))
+        place = opset13.broadcast(index, indices(1, 1, 1, 1, 1))
+        return opset13.scatter_elements_update(array, place, one, indices(-1))
+
+    with pytest.raises(EngineError, match="or depend on the input"):
+        check_indices(network_of(of_input, 0), "n.xml")
+
+
+class Corner(torch.nn.Module):
+    """Adds the sum of three columns, of which two numbers are stated each."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch + batch[:, :, torch.tensor([0, 1, 3]), torch.tensor([4, 0, 2])].sum()
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, as it exports
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_sound_networks_that_gather(kind, tmp_path):
+    example = torch.rand(SHAPE)
+    source = network = Corner().eval()
+    if kind == "onnx":
+        source = tmp_path / "n.onnx"
+        torch.onnx.export(network, (example,), source, dynamo=False)
+    forward = openvino_forward(source, tuple(SHAPE), 1)
+    torch.testing.assert_close(forward(example), network(example))
+
+
+def test_a_file_of_which_the_engine_would_read_memory(tmp_path):
+    openvino.save_model(network_of(gather_nd, 5000), tmp_path / "n.xml")
+    with pytest.raises(EngineError, match="GatherND"):
+        openvino_forward(tmp_path / "n.xml", tuple(SHAPE), 1, tmp_path / "n.bin")
