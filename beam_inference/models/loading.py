@@ -23,6 +23,7 @@ from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.models.local_files import existing_file, local_path
 from beam_inference.models.packages import may_be_package, open_package
+from beam_inference.models.stand_ins import check_no_stand_in
 from beam_inference.models.trust import Trust
 
 _OWN_SUFFIXES = ("pt", "pt2", "pth", "ts")
@@ -156,6 +157,8 @@ def load_network(model: Network, *, trust: Trust = Trust.NOTHING) -> LoadedNetwo
             "folder or a zip file), package.module:factory or "
             f"file.py:factory{kinds}"
         )
+    if not is_folder:
+        check_no_stand_in(path)
     network = loader.load(path, allow_pickle=trust.allows_pickles)
     kind = _kind_of(network)
     if kind is None:

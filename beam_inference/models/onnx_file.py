@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from beam_inference.errors import EngineError, ModelContractError
 from beam_inference.foreign_text import shorten_text
+from beam_inference.models.stand_ins import check_no_stand_in
 
 
 class _Malformed(Exception):
@@ -117,8 +118,7 @@ def check_self_contained(path: Path) -> None:
     Raises:
         ModelContractError: it does not, or is not an ONNX file.
     """
-    if path.stat().st_size == 0:
-        raise ModelContractError(f"{path} is not an ONNX file: it is empty. Save or copy it again.")
+    check_no_stand_in(path)
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,

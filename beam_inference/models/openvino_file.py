@@ -12,6 +12,7 @@ from typing import BinaryIO
 from xml.parsers import expat
 
 from beam_inference.errors import ModelContractError
+from beam_inference.models.stand_ins import check_no_stand_in
 
 _DEEPEST = 45
 """Networks in branches of networks, 13 deep: OpenVINO takes twice as long for each more."""
@@ -35,6 +36,7 @@ def check_network(path: Path) -> None:
     Raises:
         ModelContractError: it is not.
     """
+    check_no_stand_in(path)
     with path.open("rb") as file:
         check_structure(file, str(path))
 

@@ -18,6 +18,7 @@ from beam_inference.models.own_copy import own_copy
 from beam_inference.models.pickle_bounds import PickleOutOfBounds, check_pickle
 from beam_inference.models.pickled_storages import check_storages
 from beam_inference.models.script_state import list_changed
+from beam_inference.models.stand_ins import check_saved_by_torch
 from beam_inference.models.torchscript import is_torchscript, load_file, not_loaded
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def load_packed(path: Path, *, allow_pickle: bool) -> torch.nn.Module:
     Raises:
         ModelContractError: it is no TorchScript, or its programs could do more.
     """
+    check_saved_by_torch(path)
     if allow_pickle:
         return load_file(path, allow_pickle=True)
     with own_copy(path) as copy:

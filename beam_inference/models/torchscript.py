@@ -13,6 +13,7 @@ from beam_inference.errors import ModelContractError
 from beam_inference.models.archive import is_archive, open_archive
 from beam_inference.models.loading import ModelLoader
 from beam_inference.models.pickles import first_line, unpickle
+from beam_inference.models.stand_ins import check_saved_by_torch
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ def load_file(path: Path, *, allow_pickle: bool) -> torch.nn.Module:
     if is_torchscript(path):
         return _load_torchscript(path)
     if not allow_pickle:
+        check_saved_by_torch(path)
         raise ModelContractError(
             f"{path} is not TorchScript but pickled Python, which could run any code when loaded. "
             "If it is a state dict, name the network as model.path (package.module:factory) and "

@@ -17,6 +17,7 @@ from beam_inference.models.archive import is_archive, open_archive
 from beam_inference.models.pickle_bounds import NotFollowed, PickleOutOfBounds
 from beam_inference.models.pickles import first_line, unpickle
 from beam_inference.models.saved_pickles import check_saved
+from beam_inference.models.stand_ins import check_no_stand_in, check_saved_by_torch
 from beam_inference.models.tensors import tensor_fault
 
 NESTED = ("state_dict", "model_state_dict", "network_weights", "model")
@@ -133,6 +134,7 @@ def _state_dict(path: Path, allow_pickle: bool) -> Json:
             f"{path} is no file of weights; an index of several files is not read here: load the "
             "network with its own library, and save its state dict in one file, as safetensors"
         )
+    check_no_stand_in(path)
     if path.suffix == ".safetensors" or _is_safetensors(path):
         return _load_safetensors(path)
     state = load_checkpoint(path, allow_pickle=allow_pickle)
@@ -229,6 +231,7 @@ def load_checkpoint(path: Path, *, allow_pickle: bool, in_place: bool = False) -
     Raises:
         ModelContractError: it is damaged, or holds more while ``allow_pickle`` is not given.
     """
+    check_saved_by_torch(path)
     can_stay = is_archive(path)
     if can_stay:
         with open_archive(path, "file of weights"):

@@ -225,7 +225,7 @@ def test_safetensors_that_were_cut_off_are_not_told_to_be_code(tmp_path, trained
     path = tmp_path / "w.safetensors"
     safetensors.torch.save_file(trained.state_dict(), path)
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ModelContractError, match="they are damaged, or not safetensors"):
+    with pytest.raises(ModelContractError, match="they are damaged, or not safetensors|is empty"):
         predict(toy("conv", weights=str(path)))
 
 
@@ -485,14 +485,14 @@ def test_models_that_cannot_be_loaded(model, message):
 
 def test_files_that_are_not_what_their_name_says(tmp_path):
     for name, message in (
-        ("a.pt", "not TorchScript"),
+        ("a.pt", "no file that PyTorch has saved, or damaged"),
         ("a.pt2", "cannot load the torch.export file"),
     ):
         (tmp_path / name).write_bytes(b"nothing of the kind")
         with pytest.raises(ModelContractError, match=message):
             predict({"path": str(tmp_path / name)})
     (tmp_path / "w.pt").write_bytes(b"nothing of the kind")
-    with pytest.raises(ModelContractError, match="cannot read the weights|holds more than tensors"):
+    with pytest.raises(ModelContractError, match="no file that PyTorch has saved, or damaged"):
         predict(toy("conv", weights=str(tmp_path / "w.pt")))
 
 
