@@ -556,6 +556,8 @@ def _resolve_what_is_left(
         job = resolve_without_network(planned, before, place)
     else:
         quantized = _read_quantized(planned, before, state)
+        if earlier is not None and quantized is not None:  # a trial would compare it with another
+            check_same(earlier, resolve_without_network(planned, earlier, place), state.url)
         job, _ = _resolve(planned, place, before, quantized, trust=trust, ask=ask)
     if known is not None:
         check_same_network(job, known.job, state.url)

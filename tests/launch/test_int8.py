@@ -3,12 +3,14 @@
 import hashlib
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fib25_job import NETWORKS
 from helpers import job_values, read_volume, write_job, write_volume
+from safetensors.torch import load_file, save_file
 
 from beam_inference.cli.main import main
 from beam_inference.job.place import Place
@@ -153,6 +155,24 @@ def test_a_network_that_is_not_that_of_the_first_launch_is_refused(
     assert f"precision int8 that the first launch made, is {damage}" in " ".join(message.split())
     assert main(["run", path, "--overwrite"]) == 0
     assert network.is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nncf")
+def test_another_network_is_named_before_it_is_compared(smooth_volume, tmp_path, capsys):
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(Path(FIB25["weights"]).read_bytes())
+    inference = {"engine": "openvino", "precision": "int8", "threads": 1}
+    model = FIB25 | {"weights": str(weights)}
+    values = job_values(smooth_volume, tmp_path / "out", model=model, inference=inference)
+    path = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["run", path, "--sample", "0.3"]) == 0
+    others = {key: -value for key, value in load_file(weights).items()}
+    save_file(others, weights)
+    assert main(["run", path]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "model.sha256: " in message
+    assert "differs from PyTorch" not in message
 
 
 @pytest.mark.slow
