@@ -106,7 +106,7 @@ def describe_czi(path: str, name: str | None) -> PlaneSource:
                 max(tile.shape[0] for tile in chosen_tiles),
                 max(tile.shape[1] for tile in chosen_tiles),
             ),
-            _gap_notes(chosen_tiles, bounds, channels),
+            _gap_notes(chosen_tiles, bounds, channels) + _size_notes(path, czi, tiles),
         )
     return PlaneSource(path, chosen.name, info, open_czi)
 
@@ -279,6 +279,36 @@ def _bounds(tiles: Sequence[_Tile]) -> BoundingBox:
     starts = [min(a for a, _ in along) for along in (z, y, x)]
     stops = [max(b for _, b in along) for along in (z, y, x)]
     return BoundingBox((starts[0], starts[1], starts[2]), (stops[0], stops[1], stops[2]))
+
+
+def _size_notes(path: str, czi: Any, tiles: Sequence[_Tile]) -> tuple[str, ...]:
+    """Returns a note on sizes that the file's metadata state otherwise than its tiles.
+
+    Raises:
+        VolumeError: their planes are as large, and of another shape: they would be sheared.
+    """
+    text = czi.metadata()
+    image = ElementTree.fromstring(text).find(".//Information/Image") if text else None
+    if image is None:
+        return ()
+    z, y, x = _bounds(tiles).shape
+    found = {"T": 0, "C": 0, "Z": z, "Y": y, "X": x}
+    for axis in "TC":
+        positions = {tile.positions.get(axis, 0) for tile in tiles}
+        found[axis] = max(positions) - min(positions) + 1
+    stated = {axis: int(image.findtext(f"Size{axis}") or number) for axis, number in found.items()}
+    if stated == found:
+        return ()
+    listed = " and ".join(
+        " × ".join(f"{size} {axis.lower()}" for axis, size in sizes.items())
+        for sizes in (stated, found)
+    )
+    if stated["Y"] * stated["X"] == y * x and stated["Y"] != y:
+        raise VolumeError(
+            f"the metadata of {path} and its tiles state planes of another shape, {listed}: it is "
+            "damaged. Copy it again."
+        )
+    return (f"its metadata and its tiles state other sizes, {listed}: the tiles' are taken",)
 
 
 def _gap_notes(tiles: Sequence[_Tile], bounds: BoundingBox, channels: int) -> tuple[str, ...]:

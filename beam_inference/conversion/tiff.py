@@ -335,7 +335,7 @@ def _check_one_file(path: StoredFile, tiff: Any, series: Any) -> None:
     """Refuse an image whose pages are in several files. Raises VolumeError."""
     ends = (series.pages[0], series.pages[-1])
     if series.is_multifile or any(page is None or page.parent is not tiff for page in ends):
-        raise one_of_several(path)
+        raise one_of_several(path, len(tiff.pages))
 
 
 @dataclass(frozen=True, slots=True)

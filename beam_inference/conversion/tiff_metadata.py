@@ -48,9 +48,15 @@ def check_ome_metadata(path: StoredFile, tiff: Any) -> None:
     for element in root.iterfind(".//{*}TiffData/{*}UUID"):
         name = element.get("FileName", "").lower()
         if element.text != own and (own is not None or name != tiff.filename.lower()):
-            raise one_of_several(path)
+            raise one_of_several(path, len(tiff.pages))
+    images = list(root.iterfind(".//{*}Pixels"))
+    if len(tiff.pages) > 1 and all(pixels.find("{*}TiffData") is None for pixels in images):
+        raise VolumeError(
+            f"the OME metadata of {path} do not say which of its {len(tiff.pages)} pages are of "
+            "which z, channel and time (they have no TiffData): save it again, as OME-TIFF."
+        )
     most = len(tiff.pages) * int(tiff.pages.first.samplesperpixel)
-    for pixels in root.iterfind(".//{*}Pixels"):
+    for pixels in images:
         planes = math.prod(int(pixels.get(f"Size{axis}", 1)) for axis in "ZCT")
         counts = [
             int(data.get(key, 0))
@@ -98,10 +104,14 @@ def check_imagej_metadata(path: StoredFile, tiff: Any) -> None:
         )
 
 
-def one_of_several(path: StoredFile) -> VolumeError:
-    """Return the refusal of a file whose image goes on in others."""
+def one_of_several(path: StoredFile, pages: int) -> VolumeError:
+    """Return the refusal of a file of so many pages, whose image goes on in others."""
+    advice = "convert the files as a stack of slices"
+    if pages > 1:
+        advice = "save the data set as one OME-TIFF"
     return VolumeError(
-        f"{path} is one of several files of an OME data set: convert the files as a stack of slices"
+        f"{path} holds a part of an image, which goes on in other files of an OME data set, or "
+        f"lacks pages: {advice}"
     )
 
 

@@ -63,7 +63,8 @@ def ask_worker(
             state.forget_question(question.launch)
     except WorkerFault as error:
         raise StateError(
-            f"the state folder cannot be used: {error}. Check output.path and job.state_path."
+            f"the state folder cannot be used: {str(error).removesuffix('.')}. Check output.path "
+            "and job.state_path."
         ) from None
     if execution.interrupted:
         raise KeyboardInterrupt if execution.by_person else AskedToStop

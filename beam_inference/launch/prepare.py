@@ -832,7 +832,8 @@ def _state_errors() -> Iterator[None]:
         yield
     except WorkerFault as error:
         raise StateError(
-            f"the state folder cannot be used: {error}. Check output.path and job.state_path."
+            f"the state folder cannot be used: {str(error).removesuffix('.')}. Check output.path "
+            "and job.state_path."
         ) from None
 
 

@@ -73,6 +73,39 @@ class TestCzi:
         with pytest.raises(VolumeError, match=r"a\.czi ends before"):
             describe_czi(str(tmp_path / "a.czi"), None)
 
+    @pytest.mark.parametrize(("height", "width"), [(48, 10), (20, 24)])
+    def test_tiles_of_another_shape_than_the_metadata_state(self, height, width, tmp_path):
+        """As many voxels in each, which would be sheared."""
+        content = bytearray(LIBCZI.read_bytes())
+        at = content.find(b"DV")
+        while at >= 0:
+            (axes,) = struct.unpack_from("<i", content, at + 28)
+            for place in range(at + 32, at + 32 + 20 * axes, 20) if axes == 7 else ():
+                axis = bytes(content[place : place + 1])
+                if axis in b"XY":
+                    size = width if axis == b"X" else height
+                    (start,) = struct.unpack_from("<i", content, place + 4)
+                    struct.pack_into("<ii", content, place + 4, width if start else 0, size)
+                    struct.pack_into("<i", content, place + 16, size)
+            at = content.find(b"DV", at + 2)
+        (tmp_path / "a.czi").write_bytes(content)
+        with pytest.raises(VolumeError, match=f"another shape, .*24 y × 40 x and .*{height} y × "):
+            describe_czi(str(tmp_path / "a.czi"), None)
+
+    @pytest.mark.parametrize("axis", "XYZCT")
+    def test_sizes_that_the_metadata_state_otherwise_are_told(self, axis, tmp_path):
+        content = LIBCZI.read_bytes()
+        (stated,) = re.findall(rb"<Size%c>(\d+)<" % ord(axis), content)
+        other = str(int(stated) + 1).encode()
+        content = content.replace(
+            b"<Size%c>%s<" % (ord(axis), stated), b"<Size%c>%s<" % (ord(axis), other)
+        )
+        (tmp_path / "a.czi").write_bytes(content)
+        info = describe_czi(str(tmp_path / "a.czi"), None).info
+        assert info.bounds.shape == (3, 24, 40)
+        assert "state other sizes" in info.notes[-1]
+        assert f"{other.decode()} {axis.lower()}" in info.notes[-1]
+
     def test_a_damaged_tile(self, tmp_path):
         content = bytearray(LIBCZI.read_bytes())
         place = content.rindex(struct.pack("<I", 0xFD2FB528))  # Zstandard's mark

@@ -1,5 +1,6 @@
 """Test TIFF files whose pages are laid out, or described, otherwise than the first one."""
 
+import re
 import struct
 
 import numpy as np
@@ -99,6 +100,22 @@ def test_voxel_sizes_of_which_nobody_knows_whose_they_are_are_none(tmp_path):
     with tifffile.TiffFile(path) as tiff:
         assert len(tiff.series) == 1
     assert tiff_source(str(path), None).info.voxel_size_nm is None
+
+
+@pytest.mark.parametrize(
+    "instead", ["", "<MetadataOnly/>", '<BinData BigEndian="false" Length="0"/>']
+)
+def test_ome_metadata_that_do_not_say_what_pages_are(tmp_path, instead):
+    """The planes of two channels would be read as z."""
+    path = tmp_path / "a.ome.tif"
+    array = np.zeros((4, 2, 40, 50), np.uint16)
+    tifffile.imwrite(path, array, ome=True, metadata={"axes": "ZCYX"}, photometric="minisblack")
+    with tifffile.TiffFile(path, mode="r+b") as tiff:
+        text = re.sub("<TiffData.*?(/>|</TiffData>)", "", tiff.ome_metadata, flags=re.DOTALL)
+        text = text.replace("</Pixels>", f"{instead}</Pixels>")
+        tiff.pages[0].tags["ImageDescription"].overwrite(text)
+    with pytest.raises(VolumeError, match="do not say which of its 8 pages are of which z"):
+        tiff_source(str(path), None)
 
 
 def write_imagej_apart(path, gap):
