@@ -79,17 +79,23 @@ def refuse_overlong(path: str) -> None:
         )
 
 
-def refuse_http(url: str) -> None:
-    """Refuse a URL that can only be read from. Raises ValueError."""
+def refuse_unwritable(url: str) -> None:
+    """Refuse a URL that can only be read from, or not be read back. Raises ValueError."""
     if re.match("https?://", url):
         raise ValueError(
             "http(s):// can only be read from; write to a local folder, gs:// or s3://"
+        )
+    odd = [sign for sign in "|\\" if sign in unquote(url)]
+    if odd:
+        raise ValueError(
+            f"the name of what is written has {' and '.join(odd)} in it, which TensorStore takes "
+            "for something else when it is read back: give it another name"
         )
 
 
 def _as_writable(value: object) -> object:
     if isinstance(value, str):
-        refuse_http(value)
+        refuse_unwritable(value)
     return _as_path(value)
 
 

@@ -12,8 +12,8 @@ from beam_inference.config.fields import (
     Model,
     Url,
     refuse_credentials,
-    refuse_http,
     refuse_overlong,
+    refuse_unwritable,
 )
 from beam_inference.errors import ConfigError
 
@@ -97,12 +97,12 @@ def check_url(url: str, name: str | None = None) -> None:
 
 
 def check_writable(url: str) -> None:
-    """Refuse a URL that can only be read from.
+    """Refuse a URL that can only be read from, or not be read back.
 
     Raises:
-        ConfigError: it is of the web, ``http(s)://``.
+        ConfigError: it is of the web, ``http(s)://``, or has a bar or a backslash in its name.
     """
-    _refuse(refuse_http, url, url)
+    _refuse(refuse_unwritable, url, url)
 
 
 def _refuse(check: Callable[[str], None], url: str, name: str | None) -> None:

@@ -377,6 +377,8 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
         ([tmp_path / "d.npy", out, *SIZE], "float64 data type is not one of the supported"),
         ([folder, out, *SIZE, "--encoding=nope"], 'Expected one of "raw", "png"'),
         ([folder, "https://host/x", *SIZE], "can only be read from"),
+        ([folder, f"{out}|b", *SIZE], "has | in it"),
+        ([folder, f"{out}\\b", *SIZE], "has \\ in it"),
         ([f"{folder}/nothing*", out, *SIZE], "matches no slices"),
     ]
     for words, message in refused:

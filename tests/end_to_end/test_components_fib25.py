@@ -142,6 +142,7 @@ def test_what_the_command_refuses(tmp_path, capsys):
         ([str(tmp_path / "nowhere"), out, "--threshold=1"], "no volume at"),
         ([source, out, "--threshold=1", "--channel=0", "--nonsense=3"], "unknown flag --nonsense"),
         ([source, "https://example.com/out", "--threshold=1"], "can only be read from"),
+        ([source, f"{tmp_path}/a|b", "--threshold=1"], "has | in it"),
         ([source, "gs://key:secret@bucket/out", "--threshold=1"], "holds credentials"),
     ]:
         assert main(["components", *words]) == 2

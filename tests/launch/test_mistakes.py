@@ -90,6 +90,7 @@ MISTAKES = {
         [],
         "can only be read from",
     ),
+    "output with a bar": ({"output": {"path": "out|b"}}, None, [], "has | in it"),
     "output not writable": ({"output": {"path": "/proc/nowhere/out"}}, None, [], "cannot"),
     "output scheme unknown": (
         {"output": {"path": "ftp://host/out"}},
