@@ -11,7 +11,8 @@ from urllib.parse import quote
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage, check_url
 from beam_inference.conversion.czi import czi_source
-from beam_inference.conversion.dicom import dicom_series, holds_dicom, is_dicom_folder
+from beam_inference.conversion.dicom import dicom_series
+from beam_inference.conversion.dicom_files import holds_dicom, is_dicom_folder
 from beam_inference.conversion.fetched_source import fetched_source, launch_errors
 from beam_inference.conversion.hdf5 import hdf5_source
 from beam_inference.conversion.ims import ims_source
