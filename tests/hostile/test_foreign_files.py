@@ -781,7 +781,7 @@ def test_ome_metadata_that_name_a_file_elsewhere(tmp_path, capsys):
     )
     tifffile.imwrite(tmp_path / "in" / "a.ome.tif", ARRAY, description=text, metadata=None)
     message = check_refused(tmp_path / "in" / "a.ome.tif", tmp_path, capsys)
-    assert "one of several files" in message
+    assert "other files of an OME data set" in message
 
 
 def png(width: int, height: int, data: bytes) -> bytes:
