@@ -65,7 +65,7 @@ class ChannelDistances:
         squares = np.square(difference)
         typical = np.sqrt(squares.mean(other_axes))
         magnitude = np.abs(theirs).max(other_axes).astype(np.float64)
-        return cls(np.nan_to_num(typical, nan=np.inf), np.nan_to_num(magnitude))
+        return cls(np.nan_to_num(typical, nan=np.inf, posinf=np.inf), np.nan_to_num(magnitude))
 
     def joined(self, other: ChannelDistances | None) -> ChannelDistances:
         """The larger ones of these and others."""

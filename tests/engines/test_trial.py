@@ -9,7 +9,13 @@ from helpers import job_values, toy
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.torch_forward import torch_predictor
-from beam_inference.engines.trial import SETTLING_CALLS, check_contract, check_difference, settle
+from beam_inference.engines.trial import (
+    SETTLING_CALLS,
+    ChannelDistances,
+    check_contract,
+    check_difference,
+    settle,
+)
 from beam_inference.errors import EngineError, ModelContractError
 from beam_inference.operators.normalize import Normalization
 
@@ -365,3 +371,13 @@ def test_what_a_network_makes_at_its_first_call_is_not_of_its_working_set():
         predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings
     )
     assert 0.9 * 2**23 < report.working_set_bytes < 2**24  # to a few pages
+
+
+@pytest.mark.parametrize("wrong", [np.inf, np.nan])
+def test_an_answer_that_is_no_number_is_infinitely_far_off(wrong):
+    theirs = np.ones((2, 3, 4), np.float32)
+    ours = theirs.copy()
+    ours[1, 2, 3] = wrong
+    distances = ChannelDistances.between(ours, theirs, 0)
+    assert distances.worst(1e-4)[0] == np.inf
+    assert distances.typical.tolist() == [0, np.inf]
