@@ -146,12 +146,32 @@ def _unpack_bzip2(data: bytes, most: int) -> bytes:
 
 
 def _unpack_zstd(data: bytes, most: int) -> bytes:
-    """Unpack as the plugin should: it takes what it could not unpack for what memory held."""
+    """Unpack one frame that states its size.
+
+    The plugin makes room for the first frame alone. What it cannot unpack, or has no room for, it
+    takes for what memory held.
+    """
     codecs = import_library("imagecodecs", "HDF5 with Zstandard", INSTRUMENTS)
     try:
-        return bytes(codecs.zstd_decode(data, out=most))
+        unpacked = bytes(codecs.zstd_decode(data, out=most))
     except RuntimeError as error:
         raise OSError(str(error)) from None
+    if len(unpacked) < most and len(unpacked) != _zstd_frame_size(data):
+        raise OSError("it is not one frame of Zstandard, of the size that it states")
+    return unpacked
+
+
+def _zstd_frame_size(data: bytes) -> int | None:
+    """The size in the header of a frame, as RFC 8878 has it; None if it states none."""
+    if data[:4] != b"\x28\xb5\x2f\xfd":
+        return None
+    flags = data[4]
+    is_alone = flags >> 5 & 1
+    size = (is_alone, 2, 4, 8)[flags >> 6]
+    start = 5 + (not is_alone) + (0, 1, 2, 4)[flags & 3]
+    if size == 0 or len(data) < start + size:
+        return None
+    return int.from_bytes(data[start : start + size], "little") + 256 * (size == 2)
 
 
 def _count_lzf(_: Sequence[int], data: bytes, most: int) -> int:

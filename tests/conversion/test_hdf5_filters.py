@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 
 import h5py
 import hdf5plugin
+import imagecodecs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -165,6 +166,28 @@ def test_a_chunk_of_fewer_voxels(kind):
     assert (check_stored(kind, stored[0], 0) == array).all()
     with pytest.raises((PermanentReadError, OSError), match=r"expected 1,440|cannot be unpacked"):
         check_stored(kind, stored[1], 0)
+
+
+def zstd(size):
+    return imagecodecs.zstd_encode(bytes(size))
+
+
+SKIPPED = b"\x50\x2a\x4d\x18\x08\0\0\0" + bytes(8)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        zstd(720) + zstd(720),
+        SKIPPED + zstd(1440),
+        zstd(0) + zstd(1440),
+        zstd(1440) + zstd(1440),
+    ],
+)
+def test_frames_of_zstd_for_which_the_plugin_makes_no_room(stored):
+    with pytest.raises(OSError, match="cannot be unpacked"):
+        check_stored("zstd", stored, 0)
+    assert not check_stored("zstd", zstd(1440) + SKIPPED, 0).any()
 
 
 def test_a_file_with_a_chunk_of_fewer_voxels(tmp_path):
