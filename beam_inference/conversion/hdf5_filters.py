@@ -31,6 +31,9 @@ _LZ4 = 32004
 _BITSHUFFLE = 32008
 _ZSTD = 32015
 
+_BITSHUFFLE_CODECS = (2, 3)
+"""What it says of blocks that were packed, by LZ4 and by Zstandard; else they are shuffled only."""
+
 _CHECKSUM_BYTES = 4
 _FURTHER_BYTES = 2**16
 """Bytes that a packed chunk may have beyond twice its voxels, to be unpacked once more."""
@@ -196,9 +199,13 @@ def _count_lzf(_: Sequence[int], data: bytes, most: int) -> int:
 
 
 def _count_scale_offset(parameters: Sequence[int], data: bytes, _: int) -> int:
-    """Count voxels of as many bits as the chunk's first number says, behind a header."""
-    count = parameters[2]
-    size = parameters[4]
+    """Count voxels of as many bits as the chunk's first number says, behind a header.
+
+    Integers of all their bits are left as they are.
+    """
+    _, factor, count, kind, size = parameters[:5]
+    if kind == 0 and factor == 8 * size:
+        return len(data)
     (bits,) = struct.unpack_from("<I", data)
     packed = 0 if bits == 0 else count * bits // 8 + (bits < 8 * size)
     if bits > 8 * size or len(data) < 21 + packed:
@@ -222,13 +229,15 @@ def _count_lz4(_: Sequence[int], data: bytes, most: int) -> int:
     total, block = struct.unpack_from(">QI", data)
     if total >= most:
         return int(total)
-    return int(total) if _has_blocks(data, 12, ceil_div(total, min(block, total) or 1)) else 0
+    return int(total) if _has_blocks(data, 12, ceil_div(total, min(block, total))) else 0
 
 
 def _count_bitshuffle(parameters: Sequence[int], data: bytes, most: int) -> int:
     """Count what is stated, if all blocks are there, and the few elements that are left over."""
     size = parameters[2]
-    if len(parameters) < 5 or parameters[4] == 0:
+    if size == 0:
+        raise OSError("its elements are said to have no bytes")
+    if len(parameters) < 5 or parameters[4] not in _BITSHUFFLE_CODECS:
         return len(data)
     total, block = struct.unpack_from(">QI", data)
     if total >= most:

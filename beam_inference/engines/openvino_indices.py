@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from openvino import Model
+from openvino import Model, opset13
 from openvino.passes import ConstantFolding, Manager
 
 from beam_inference.errors import EngineError
@@ -31,6 +31,8 @@ def find_constant(value: Any) -> NDArray[Any] | None:
     """
     if value.get_node().get_type_name() != "Constant":
         consumer = next(iter(value.get_target_inputs()))
+        _write_shapes(value)
+        value = consumer.get_source_output()
         folding = Manager()
         folding.register_pass(ConstantFolding())
         with suppress(RuntimeError):  # they depend on the network's input
@@ -38,6 +40,23 @@ def find_constant(value: Any) -> NDArray[Any] | None:
         value = consumer.get_source_output()
     node = value.get_node()
     return np.asarray(node.get_data()) if node.get_type_name() == "Constant" else None
+
+
+def _write_shapes(value: Any) -> None:
+    """Replace shapes that a value is computed from by constants, where they are known."""
+    waiting = [value.get_node()]
+    seen: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if node.get_name() in seen:
+            continue
+        seen.add(node.get_name())
+        if node.get_type_name() != "ShapeOf":
+            waiting += [each.get_node() for each in node.input_values()]
+        elif node.input_value(0).get_partial_shape().is_static:
+            shape = np.array(node.input_value(0).get_shape(), np.int64)
+            dtype = node.output(0).get_element_type()
+            node.output(0).replace(opset13.constant(shape, dtype).output(0))
 
 
 def check_indices(network: Model, name: Path | str) -> None:

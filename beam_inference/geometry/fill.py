@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference import arrays
-from beam_inference.arrays import AnyArray
+from beam_inference.arrays import AnyArray, AnyDtype
+from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 
 Fill: TypeAlias = Literal["reflect", "symmetric", "edge", "constant"]
@@ -110,3 +111,24 @@ def _source_coordinates(
     period = 2 * length if repeated else 2 * (length - 1)
     position %= period
     return first + np.minimum(position, period - repeated - position)
+
+
+def check_fill_value(key: str, value: float, dtype: AnyDtype) -> None:
+    """Refuse a fill value that the volume's dtype cannot hold.
+
+    Args:
+        key: what messages call it.
+        value: in stored units.
+        dtype: of the volume, of integers or floats.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    whole = dtype.kind in "iu"
+    info = np.iinfo(dtype) if whole else np.finfo(dtype)
+    low, high = (info.min, info.max) if whole else (float(info.min), float(info.max))
+    if not low <= value <= high or (whole and value != int(value)):
+        raise ConfigError(
+            f"{key} {value} is not a value of the volume's dtype {dtype} ({low} … {high}); it is "
+            "in stored units"
+        )

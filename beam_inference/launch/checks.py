@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from beam_inference.arrays import AnyDtype
 from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.inference import Inference
@@ -258,18 +255,6 @@ def check_position(volume: Volume, earlier: ResolvedJob | None) -> None:
             f"took it to begin at {list(before.start)}: going on would put new chunks beside their "
             "place. Finish it with the version that began it, or start again: use another "
             "output.path, with roi and output.bounds in the input's coordinates."
-        )
-
-
-def check_fill_value(key: str, value: float, dtype: AnyDtype) -> None:
-    """Refuse a fill value that the volume's dtype cannot hold."""
-    whole = dtype.kind in "iu"
-    info = np.iinfo(dtype) if whole else np.finfo(dtype)
-    low, high = (info.min, info.max) if whole else (float(info.min), float(info.max))
-    if not low <= value <= high or (whole and value != int(value)):
-        raise ConfigError(
-            f"{key} {value} is not a value of the volume's dtype {dtype} ({low} … {high}); it is "
-            "in stored units"
         )
 
 

@@ -35,6 +35,7 @@ from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.blending import kept_bytes
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_shape import AUTO_MEMORY_BYTES, with_best_chunk_shape
+from beam_inference.geometry.fill import check_fill_value
 from beam_inference.geometry.origin import pad_to_zero
 from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.geometry.plan_totals import Extremes
@@ -56,7 +57,6 @@ from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.launch import decide
 from beam_inference.launch.checks import (
-    check_fill_value,
     check_halos,
     check_nonzero,
     check_object,

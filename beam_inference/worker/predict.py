@@ -25,7 +25,7 @@ from beam_inference.environment import usable_cores
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import bound_after_trial
-from beam_inference.geometry.fill import fill_outside, source_box
+from beam_inference.geometry.fill import check_fill_value, fill_outside, source_box
 from beam_inference.geometry.plan import InferencePlan, make_plan
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.parts import make_normalization
@@ -172,7 +172,7 @@ def predict(
                 "batch_size": batch_size,
                 "device": "cpu" if is_function else _definite_device(device),
                 "engine": engine or ("numpy" if is_function else "torch"),
-                "threads": threads or max(1, usable_cores() // math.prod(partition)),
+                "threads": threads or max(1, usable_cores() // max(1, math.prod(partition))),
                 "partition": list(partition),
                 "augment": (
                     augment
@@ -214,6 +214,8 @@ def _predict_array(
     channels: AnyArray, config: JobConfig, predictor: Predictor
 ) -> NDArray[np.float32]:
     """Run a network that is loaded over an array (C, Z, Y, X)."""
+    if config.input.fill == "constant" and config.input.network_fill is None:
+        check_fill_value("fill_value", config.input.fill_value, channels.dtype)
     plan = plan_array(channels.shape[1:], config)
     work = plan.work(0)
     model = config.model

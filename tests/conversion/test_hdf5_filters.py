@@ -1,7 +1,9 @@
 """Test how many bytes chunks of HDF5 unpack to, by each filter, sound and damaged."""
 
 import io
+import struct
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import h5py
 import hdf5plugin
@@ -32,6 +34,7 @@ KINDS = {
     "lzf of shuffled": {"compression": "lzf", "shuffle": True},
     "scale and offset": {"scaleoffset": 0},
     "scale, offset and gzip": {"scaleoffset": 0, "compression": "gzip"},
+    "16 bits of scale and offset": {"scaleoffset": 16},
     "bzip2": hdf5plugin.BZip2(),
     "lz4": hdf5plugin.LZ4(),
     "lz4 in blocks": hdf5plugin.LZ4(nbytes=100),
@@ -73,7 +76,7 @@ def count(filters, mask, stored, expected):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["u1", ">u2", "i8"])
+@pytest.mark.parametrize("dtype", ["<u2", ">u2", "i8"])
 def test_sound_chunks_unpack_to_their_voxels(kind, dtype):
     for values in (SMOOTH, NOISE, NOISE * 0, NOISE[:5, :7, :9], NOISE[:1, :1, :1]):
         with h5py.File(io.BytesIO(), "w") as file:
@@ -166,6 +169,27 @@ def test_a_chunk_of_fewer_voxels(kind):
     assert (check_stored(kind, stored[0], 0) == array).all()
     with pytest.raises((PermanentReadError, OSError), match=r"expected 1,440|cannot be unpacked"):
         check_stored(kind, stored[1], 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "stored"),
+    [
+        # Integers of 16 bits are not packed, whatever a chunk begins with.
+        ("scale and offset", [2, 16], bytes(21)),
+        # Blocks are only said to be packed.
+        ("bitshuffle and lz4", [0, 4, 2, 0, 1], struct.pack(">QI", 1440, 1440) + bytes(8)),
+        ("bitshuffle and lz4", [0, 4, 0], bytes(1440)),
+        ("bitshuffle", [0, 4, 0], bytes(1440)),
+        ("lz4", [], struct.pack(">QI", 1440, 0) + bytes(4 * 1440)),
+    ],
+)
+def test_parameters_and_headers_that_lie(kind, parameters, stored):
+    """HDF5 would take memory for voxels, divide by zero, or never end."""
+    with h5py.File(io.BytesIO(), "w") as file:
+        dataset = file.create_dataset("x", SHAPE, "u2", chunks=SHAPE, **KINDS[kind])
+        (each,) = list_filters(dataset)
+    forged = replace(each, parameters=(*parameters, *each.parameters[len(parameters) :]))
+    assert count([forged], 0, stored, 1440) != 1440
 
 
 def zstd(size):

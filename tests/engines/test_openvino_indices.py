@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+onnx = pytest.importorskip("onnx")
 openvino = pytest.importorskip("openvino")
 
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from openvino import opset13  # noqa: E402
 
 from beam_inference.engines.openvino import openvino_forward  # noqa: E402
@@ -114,6 +116,23 @@ def test_indices_that_depend_on_the_input(operation):
 
     with pytest.raises(EngineError, match="or depend on the input"):
         check_indices(network_of(of_input, 0), "n.xml")
+
+
+@pytest.mark.parametrize("axis", [1, 2, 4, -1, -3])
+def test_axes_that_are_computed_from_the_shape(axis, tmp_path):
+    """Those of LayerNormalization are all behind one."""
+    names = [helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in "xy"]
+    scale = numpy_helper.from_array(np.full(SHAPE[axis:], 2, np.float32), "s")
+    node = helper.make_node("LayerNormalization", ["x", "s"], ["y"], axis=axis)
+    graph = helper.make_graph([node], "g", names[:1], names[1:], [scale])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9),
+        tmp_path / "n.onnx",
+    )
+    example = torch.rand(SHAPE)
+    forward = openvino_forward(tmp_path / "n.onnx", tuple(SHAPE), 1)
+    expected = 2 * torch.nn.functional.layer_norm(example, SHAPE[axis:])
+    torch.testing.assert_close(forward(example), expected)
 
 
 class Corner(torch.nn.Module):

@@ -210,3 +210,15 @@ def test_mistakes_are_named(array, network, keys, error, message):
 def test_the_example_of_its_documentation_holds():
     results = doctest.testmod(predict_module)
     assert (results.failed, results.attempted > 3) == (0, True)
+
+
+@pytest.mark.parametrize("value", [0.5, -0.5, 254.7, 256, -1])
+def test_a_fill_value_that_the_array_cannot_hold(value):
+    """It would be cut off, as a job does not."""
+    with pytest.raises(ConfigError, match=f"fill_value {float(value)} is not a value of the vol"):
+        predict(IMAGE, nn.Identity(), **SETTINGS, fill="constant", fill_value=value)
+
+
+def test_a_partition_into_no_parts():
+    with pytest.raises(ConfigError, match="partition"):
+        predict(IMAGE, nn.Identity(), **SETTINGS, partition=(0, 1, 1))
