@@ -19,6 +19,7 @@ from beam_inference.conversion.hdf5_filters import (
     Filter,
     count_plain,
     count_unpacked,
+    fails_on_damage,
     is_size_told,
     list_filters,
 )
@@ -218,7 +219,7 @@ def _unpacked_bytes(
         return count_unpacked(applied, data, expected)
     except OSError as error:
         # Files may keep chunks that extend beyond the dataset without any filter.
-        if _is_partial(dataset, place) and stored.size == expected:
+        if _is_partial(dataset, place) and stored.size == expected and fails_on_damage(applied):
             return expected
         raise OSError(f"the chunk at {place} cannot be unpacked: {error}") from None
 

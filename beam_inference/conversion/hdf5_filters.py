@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from beam_inference.conversion.protocol import INSTRUMENTS, import_library
 from beam_inference.errors import VolumeError
 from beam_inference.foreign_text import shorten_text
@@ -91,6 +93,11 @@ def _describe(each: Filter) -> str:
     return f"filter {each.number} ({shorten_text(each.name)})"
 
 
+def fails_on_damage(applied: Sequence[Filter]) -> bool:
+    """Whether HDF5 refuses what these filters cannot have packed; for most, it may not."""
+    return all(each.number in {_DEFLATE, *_SIZES_KEPT} for each in applied)
+
+
 def is_size_told(applied: Sequence[Filter]) -> bool:
     """Whether the stored size of a chunk that went through these filters tells its unpacked one."""
     return all(each.number in _SIZES_KEPT for each in applied)
@@ -124,13 +131,22 @@ def count_unpacked(applied: Sequence[Filter], stored: bytes, expected: int) -> i
         try:
             if each.number == _FLETCHER32:
                 held = held[:-_CHECKSUM_BYTES]
+            elif each.number == _SHUFFLE and not is_size_told(earlier):
+                held = _unshuffle(each.parameters[0], held)
             elif each.number in _UNPACKERS:
                 held = _UNPACKERS[each.number](held, most)
             elif each.number in _COUNTERS:
                 return count_plain(earlier, _COUNTERS[each.number](each.parameters, held, most))
         except (struct.error, IndexError, ZeroDivisionError):
-            raise OSError(f"it is too short to be packed by {each.name}") from None
+            raise OSError(f"it cannot have been packed by {each.name}") from None
     return len(held)
+
+
+def _unshuffle(size: int, data: bytes) -> bytes:
+    """Put the bytes of each element together; bytes that are left over stay at the end."""
+    count = len(data) // size
+    elements = np.frombuffer(data, np.uint8, count * size).reshape(size, count)
+    return elements.T.tobytes() + data[count * size :]
 
 
 def _inflate(data: bytes, most: int) -> bytes:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from beam_inference.conversion.hdf5 import hdf5_source
 from beam_inference.conversion.hdf5_chunks import ChunkIndex, check_chunks
 from beam_inference.conversion.hdf5_filters import (
+    Filter,
     check_filters,
     count_plain,
     count_unpacked,
@@ -28,7 +29,12 @@ SHAPE = (8, 9, 10)
 SMOOTH = np.arange(720).reshape(SHAPE) // 7 % 100
 NOISE = np.random.default_rng(0).integers(0, 100, SHAPE)
 
+SHUFFLED_LAST = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+for number, parameters in ((1, (4,)), (3, ()), (2, ())):
+    SHUFFLED_LAST.set_filter(number, 1, parameters)
+
 KINDS = {
+    "gzip, checksum, shuffle": {"dcpl": SHUFFLED_LAST},
     "gzip": {"compression": "gzip"},
     "lzf": {"compression": "lzf"},
     "lzf of shuffled": {"compression": "lzf", "shuffle": True},
@@ -153,9 +159,9 @@ def check_stored(kind, stored, mask):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chunk_that_went_through_no_filter(kind):
     array = NOISE.astype("u2")
-    assert (check_stored(kind, array.tobytes(), 3) == array).all()
+    assert (check_stored(kind, array.tobytes(), 7) == array).all()
     with pytest.raises(PermanentReadError, match="holds 100 bytes, expected 1,440"):
-        check_stored(kind, b"A" * 100, 3)
+        check_stored(kind, b"A" * 100, 7)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,6 +196,26 @@ def test_parameters_and_headers_that_lie(kind, parameters, stored):
         (each,) = list_filters(dataset)
     forged = replace(each, parameters=(*parameters, *each.parameters[len(parameters) :]))
     assert count([forged], 0, stored, 1440) != 1440
+
+
+def test_a_shuffle_behind_a_packer_is_undone():
+    """As they lie, the bytes would be other runs."""
+    lzf, shuffle = Filter(32000, "lzf", ()), Filter(2, "shuffle", (2,))
+    runs = (b"\x1f" + b"A" * 32) * 8
+    elements = np.frombuffer(runs, np.uint8).reshape(-1, 2).T.tobytes()
+    assert count_unpacked([lzf, shuffle], elements, 1440) == 256
+    assert count_unpacked([lzf], runs, 1440) == 256
+
+
+def test_a_chunk_beyond_the_dataset_that_the_plugin_cannot_unpack(tmp_path):
+    header = imagecodecs.zstd_encode(bytes(1440))[:9]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        keys = KINDS["zstd"]
+        dataset = file.create_dataset("x", (8, 9, 17), "u2", chunks=SHAPE, **keys)
+        dataset.id.write_direct_chunk((0, 0, 10), header + b"\xff" * (1440 - len(header)))
+    source = hdf5_source(str(tmp_path / "a.h5"), "x")
+    with pytest.raises(PermanentReadError, match="cannot be unpacked"):
+        source.open()(source.info.bounds)
 
 
 def zstd(size):
