@@ -170,8 +170,8 @@ def _read_network(
 ) -> Model:
     """Read or convert a network in float32; see :func:`openvino_forward`."""
     from beam_inference.engines.conversion import check_one_input
-    from beam_inference.engines.openvino_indices import check_indices
     from beam_inference.engines.openvino_norms import replace_long_sums
+    from beam_inference.engines.openvino_operations import check_operations
 
     if isinstance(source, Path):
         if source.suffix != ".xml":
@@ -181,11 +181,11 @@ def _read_network(
         _check_stateless(network, source)
         _check_extent(network, shape, source)
         network.reshape(list(shape))
-        check_indices(network, source)
+        check_operations(network, source)
         return replace_long_sums(network)
     # Kept or not, the network is read from OpenVINO's own form, so that bits are the same.
     network = core.read_model(*_unpack(keep(lambda: _pack(_convert(source, shape)))))
-    check_indices(network, "the network")
+    check_operations(network, "the network")
     return network
 
 
@@ -196,7 +196,7 @@ def _read_quantized(core: Core, quantized: bytes, shape: tuple[int, ...]) -> Mod
         ModelContractError: it is no network as OpenVINO saves it, or draws random numbers.
         EngineError: it keeps a state, or is for patches of another extent.
     """
-    from beam_inference.engines.openvino_indices import check_indices
+    from beam_inference.engines.openvino_operations import check_operations
 
     name = "the network of integers in the state folder"
     structure, constants = _unpack(quantized)
@@ -205,7 +205,7 @@ def _read_quantized(core: Core, quantized: bytes, shape: tuple[int, ...]) -> Mod
     _check_stateless(network, name)
     _check_extent(network, shape, name)
     network.reshape(list(shape))
-    check_indices(network, name)
+    check_operations(network, name)
     return network
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from openvino import Model, Type, opset13
 
-from beam_inference.engines.openvino_indices import find_constant
+from beam_inference.engines.openvino_operations import find_constant
 
 _SHORT = 1024
 """Most voxels of an axis that are summed in one step; longer axes take two."""

@@ -1,8 +1,10 @@
-"""Indices of networks in OpenVINO's form that would lead out of their arrays.
+"""Operations of networks in OpenVINO's form, judged before OpenVINO runs them.
 
-Three of its operations (2026.4.1) do not look at them. They would read or write what else lies in
-memory, or end the process: MVN along an axis of more than 32 bits, GatherND, and
-ScatterElementsUpdate. Those of Gather, GatherElements, ScatterUpdate and ScatterNDUpdate it checks.
+OpenVINO (2026.4.1) does not look at all that an operation is told. Some numbers let it read or
+write what else lies in memory, or end the process: axes of MVN of more than 32 bits, indices of
+GatherND and ScatterElementsUpdate, strides of 0 or beyond 32 bits, and much of what detectors and
+Fourier transforms are made of. So only operations are run that were tried with such numbers, and
+that networks for volumes need.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from openvino import Model, opset13
 from openvino.passes import ConstantFolding, Manager
 
 from beam_inference.errors import EngineError
+from beam_inference.foreign_text import shorten_text
 
 
 def find_constant(value: Any) -> NDArray[Any] | None:
@@ -59,24 +62,36 @@ def _write_shapes(value: Any) -> None:
             node.output(0).replace(opset13.constant(shape, dtype).output(0))
 
 
-def check_indices(network: Model, name: Path | str) -> None:
-    """Refuse a network with indices that lead out of their array, or may do so.
+def check_operations(network: Model, name: Path | str) -> None:
+    """Refuse a network that OpenVINO might not survive, or for which it might read other memory.
 
     Args:
         network: of known shapes; constants may be folded in it.
         name: what messages call it.
 
     Raises:
-        EngineError: an index leads out, depends on the input, or is of an array of unknown shape.
+        EngineError: an operation is none of those that were tried, or is told numbers that make no
+            sense; or an index leads out of its array, depends on the input, or is of an array of
+            unknown shape.
     """
+    tried = frozenset(_TRIED.split())
     for node in _all_nodes(network):
         kind = node.get_type_name()
+        if kind not in tried:
+            raise EngineError(
+                f"{name} has an operation {shorten_text(kind)}, which is not run by OpenVINO here: "
+                f"it may not check what it is told. {_ADVICE}"
+            )
+        if not _has_sound_steps(node):
+            raise EngineError(
+                f"{name} has an operation {kind} with strides, dilations or a kernel below 1, or "
+                f"beyond 32 bits: it is damaged. {_ADVICE}"
+            )
         if kind in _FINDERS and not _FINDERS[kind](node):
             raise EngineError(
                 f"{name} has an operation {kind} with indices that are outside of its array, or "
                 "depend on the input: OpenVINO does not check them, and would take what lies in "
-                "memory there for values. Export it as ONNX or PyTorch's, and write engine: "
-                "onnxruntime or torch."
+                f"memory there for values. {_ADVICE}"
             )
 
 
@@ -89,6 +104,12 @@ def _all_nodes(network: Model) -> Iterator[Any]:
             yield from _all_nodes(node.get_else_body())
         elif hasattr(node, "get_function"):
             yield from _all_nodes(node.get_function())
+
+
+def _has_sound_steps(node: Any) -> bool:
+    attributes = node.get_attributes()
+    numbers = [number for key in _STEPS for number in attributes.get(key, ())]
+    return all(0 < number < _BEYOND for number in numbers)
 
 
 def _has_axes_inside(node: Any) -> bool:
@@ -130,6 +151,34 @@ def _scatters_inside(node: Any) -> bool:
 def _are_between(indices: NDArray[Any], least: int, behind: int | NDArray[Any]) -> bool:
     return bool(((indices >= least) & (indices < behind)).all())
 
+
+_TRIED = """
+Abs Acos Acosh AdaptiveAvgPool AdaptiveMaxPool Add Asin Asinh Atan Atanh AvgPool
+BatchNormInference BatchToSpace BitwiseAnd BitwiseLeftShift BitwiseNot BitwiseOr BitwiseRightShift
+BitwiseXor Broadcast Bucketize Ceiling Clamp Concat Constant Convert ConvertLike
+ConvertPromoteTypes Convolution ConvolutionBackpropData Cos Cosh CumSum DepthToSpace Divide Einsum
+Elu Equal Erf ErfInv Exp Eye FakeQuantize Floor FloorMod GRN Gather GatherElements GatherND Gelu
+Greater GreaterEqual GridSample GroupConvolution GroupConvolutionBackpropData GroupNormalization
+HSigmoid HSwish HardSigmoid Identity If Interpolate IsFinite IsInf IsNaN LRN Less LessEqual Log
+LogSoftmax LogicalAnd LogicalNot LogicalOr LogicalXor Loop MVN MatMul MaxPool Maximum Minimum Mish
+Mod Multiply Negative NonZero NormalizeL2 NotEqual OneHot PRelu Pad Parameter Power Range ReduceL1
+ReduceL2 ReduceLogicalAnd ReduceLogicalOr ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu
+Reshape Result Reverse Roll Round ScaledDotProductAttention ScatterElementsUpdate ScatterNDUpdate
+ScatterUpdate Select Selu ShapeOf ShuffleChannels Sigmoid Sign Sin Sinh Slice SliceScatter
+SoftPlus SoftSign Softmax SpaceToBatch SpaceToDepth Split Sqrt SquaredDifference Squeeze
+StridedSlice Subtract Swish Tan Tanh TensorIterator Tile TopK Transpose Unsqueeze VariadicSplit
+Xor
+"""
+"""Types of operations that were tried with numbers that make no sense, by their names."""
+
+_STEPS = ("strides", "dilations", "kernel")
+"""Attributes of what goes over an array in steps; each number is 1 or more."""
+
+_BEYOND = 2**31
+
+_ADVICE = (
+    "Export it as ONNX or PyTorch's, and write engine: onnxruntime or torch, which check these."
+)
 
 _FINDERS = {
     "GatherND": _gathers_inside,

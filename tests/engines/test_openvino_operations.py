@@ -1,4 +1,4 @@
-"""Indices that OpenVINO does not check: networks with some that lead out are refused."""
+"""Operations that OpenVINO might not survive, or read other memory for, are refused."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ onnx = pytest.importorskip("onnx")
 openvino = pytest.importorskip("openvino")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-from openvino import opset13  # noqa: E402
+from openvino import opset13, opset16  # noqa: E402
 
 from beam_inference.engines.openvino import openvino_forward  # noqa: E402
-from beam_inference.engines.openvino_indices import check_indices  # noqa: E402
+from beam_inference.engines.openvino_operations import check_operations  # noqa: E402
 from beam_inference.errors import EngineError  # noqa: E402
 
 SHAPE = [1, 2, 4, 5, 6]
@@ -77,7 +77,7 @@ def test_indices_that_lead_out(build, operation, index):
         with pytest.raises(RuntimeError, match="rank"):  # OpenVINO does see this one
             openvino.Core().compile_model(network_of(operation, index), "CPU")
     with pytest.raises(EngineError, match=r"n\.xml has an operation .* outside of its array"):
-        check_indices(build(operation, index), "n.xml")
+        check_operations(build(operation, index), "n.xml")
 
 
 @pytest.mark.parametrize("build", [network_of, in_branches])
@@ -86,7 +86,7 @@ def test_indices_that_lead_out(build, operation, index):
     [(gather_nd, 5), (scatter, 5), (scatter, -6), (normalise, 4), (normalise, -1)],
 )
 def test_indices_inside(build, operation, index):
-    check_indices(build(operation, index), "n.xml")
+    check_operations(build(operation, index), "n.xml")
 
 
 def test_indices_that_are_computed_from_constants():
@@ -95,9 +95,40 @@ def test_indices_that_are_computed_from_constants():
             array, opset13.add(indices([0, 0, 0, 0, index]), indices([0, 1, 0, 0, 1]))
         )
 
-    check_indices(network_of(sum_of, 4), "n.xml")
+    check_operations(network_of(sum_of, 4), "n.xml")
     with pytest.raises(EngineError, match="GatherND"):
-        check_indices(network_of(sum_of, 5), "n.xml")
+        check_operations(network_of(sum_of, 5), "n.xml")
+
+
+def regions(array, index):
+    """A detector's, which takes its regions from any image of the batch."""
+    places = opset13.constant(np.array([[index, 0, 0, 3, 3]], np.float32))
+    image = opset13.reshape(array, indices(1, 8, 5, 6), False)
+    return opset13.psroi_pooling(image, places, 2, 2, 1.0, 1, 1, "average")
+
+
+def transform(array, size):
+    pairs = opset13.reshape(array, indices(4, 5, 6, 2), False)
+    return opset13.irdft(pairs, indices(0, 1), indices(size, 3))
+
+
+@pytest.mark.parametrize(("operation", "number"), [(regions, -2), (regions, 0), (transform, 7)])
+@pytest.mark.parametrize("build", [network_of, in_branches])
+def test_operations_that_were_not_tried(build, operation, number):
+    with pytest.raises(EngineError, match=r"n\.xml has an operation \w+, which is not run by Open"):
+        check_operations(build(operation, number), "n.xml")
+
+
+def pool(array, stride):
+    return opset16.max_pool(
+        array, [1, 1, stride], [1, 1, 1], [0, 0, 0], [0, 0, 0], [2, 2, 2]
+    ).output(0)
+
+
+def test_steps_beyond_32_bits():
+    check_operations(network_of(pool, 2), "n.xml")
+    with pytest.raises(EngineError, match="MaxPool with strides, dilations or a kernel below 1"):
+        check_operations(network_of(pool, 2**40), "n.xml")
 
 
 @pytest.mark.parametrize("operation", [gather_nd, scatter, normalise])
@@ -115,7 +146,7 @@ def test_indices_that_depend_on_the_input(operation):
         return opset13.scatter_elements_update(array, place, one, indices(-1))
 
     with pytest.raises(EngineError, match="or depend on the input"):
-        check_indices(network_of(of_input, 0), "n.xml")
+        check_operations(network_of(of_input, 0), "n.xml")
 
 
 @pytest.mark.parametrize("axis", [1, 2, 4, -1, -3])
