@@ -128,10 +128,16 @@ def openvino_forward(
         request = compiled.create_infer_request()
 
     def forward(batch: Tensor) -> Tensor:
-        results = request.infer([batch.contiguous().numpy()], share_inputs=True, share_outputs=True)
+        # With one thread, infer() of OpenVINO 2026.4.1 is silent on what fails in the network, and
+        # gives what memory held.
+        request.start_async([batch.contiguous().numpy()], share_inputs=True)
+        request.wait()
         if not places:
-            return torch.from_numpy(results[0])
-        arrays = {head.key: results[n] for head, n in zip(heads, places, strict=True)}
+            return torch.from_numpy(request.get_output_tensor(0).data)
+        arrays = {
+            head.key: request.get_output_tensor(n).data
+            for head, n in zip(heads, places, strict=True)
+        }
         return join_tensors(list(map(torch.from_numpy, pick_heads(arrays, heads))), heads)
 
     return forward

@@ -87,11 +87,11 @@ def check_operations(network: Model, name: Path | str) -> None:
                 f"{name} has an operation {kind} with strides, dilations or a kernel below 1, or "
                 f"beyond 32 bits: it is damaged. {_ADVICE}"
             )
-        if kind in _FINDERS and not _FINDERS[kind](node):
+        if not _are_known(node) or (kind in _FINDERS and not _FINDERS[kind](node)):
             raise EngineError(
-                f"{name} has an operation {kind} with indices that are outside of its array, or "
-                "depend on the input: OpenVINO does not check them, and would take what lies in "
-                f"memory there for values. {_ADVICE}"
+                f"{name} has an operation {kind} with axes, extents or indices that are outside of "
+                "its array, or depend on the input: OpenVINO does not check them, and would take "
+                f"what lies in memory there for values. {_ADVICE}"
             )
 
 
@@ -110,6 +110,14 @@ def _has_sound_steps(node: Any) -> bool:
     attributes = node.get_attributes()
     numbers = [number for key in _STEPS for number in attributes.get(key, ())]
     return all(0 < number < _BEYOND for number in numbers)
+
+
+def _are_known(node: Any) -> bool:
+    """Whether the extents of a node's answers are known, and what it is told is constant."""
+    if any(each.get_partial_shape().is_dynamic for each in node.outputs()):
+        return False
+    told = node.input_values()[_TOLD.get(node.get_type_name(), node.get_input_size()) :]
+    return all(find_constant(value) is not None for value in told)
 
 
 def _has_axes_inside(node: Any) -> bool:
@@ -148,6 +156,44 @@ def _scatters_inside(node: Any) -> bool:
     return _are_between(indices, -lengths[axis], lengths[axis])
 
 
+def _rolls_inside(node: Any) -> bool:
+    """Whether Roll goes along axes of its array."""
+    rank = len(node.output(0).get_shape())
+    return _are_between(_told(node, 2), -rank, rank)
+
+
+def _broadcasts_inside(node: Any) -> bool:
+    """Whether Broadcast puts its array's axes among those of the answer."""
+    if node.get_input_size() < 3:
+        return True
+    return _are_between(_told(node, 2), 0, len(node.output(0).get_shape()))
+
+
+def _splits_inside(node: Any) -> bool:
+    """Whether the parts of VariadicSplit, of which one may be what is left, are in its array."""
+    lengths = _told(node, 2)
+    stated = lengths[lengths != -1]
+    length = node.input_value(0).get_shape()[int(_told(node, 1)[0])]
+    return bool((stated >= 0).all()) and stated.sum() <= length
+
+
+def _pads_inside(node: Any) -> bool:
+    """Whether Pad cuts off, or repeats, no more than there is."""
+    lengths = np.array(node.input_value(0).get_shape())
+    begin, end = (_told(node, number) for number in (1, 2))
+    mode = str(node.get_attributes().get("pad_mode", "")).lower()
+    if min(begin.min(initial=0), end.min(initial=0)) < 0:
+        left = lengths + np.minimum(begin, 0) + np.minimum(end, 0)
+        return mode == "constant" and bool((left > 0).all())
+    most = {"reflect": lengths - 1, "symmetric": lengths}.get(mode, np.inf)
+    return bool((np.maximum(begin, end) <= most).all())
+
+
+def _told(node: Any, number: int) -> NDArray[Any]:
+    """What a node is told by an input that :func:`_are_known` has found to be constant."""
+    return np.atleast_1d(np.asarray(node.input_value(number).get_node().get_data()))
+
+
 def _are_between(indices: NDArray[Any], least: int, behind: int | NDArray[Any]) -> bool:
     return bool(((indices >= least) & (indices < behind)).all())
 
@@ -161,7 +207,7 @@ Elu Equal Erf ErfInv Exp Eye FakeQuantize Floor FloorMod GRN Gather GatherElemen
 Greater GreaterEqual GridSample GroupConvolution GroupConvolutionBackpropData GroupNormalization
 HSigmoid HSwish HardSigmoid Identity If Interpolate IsFinite IsInf IsNaN LRN Less LessEqual Log
 LogSoftmax LogicalAnd LogicalNot LogicalOr LogicalXor Loop MVN MatMul MaxPool Maximum Minimum Mish
-Mod Multiply Negative NonZero NormalizeL2 NotEqual OneHot PRelu Pad Parameter Power Range ReduceL1
+Mod Multiply Negative NormalizeL2 NotEqual OneHot PRelu Pad Parameter Power Range ReduceL1
 ReduceL2 ReduceLogicalAnd ReduceLogicalOr ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu
 Reshape Result Reverse Roll Round ScaledDotProductAttention ScatterElementsUpdate ScatterNDUpdate
 ScatterUpdate Select Selu ShapeOf ShuffleChannels Sigmoid Sign Sin Sinh Slice SliceScatter
@@ -180,9 +226,56 @@ _ADVICE = (
     "Export it as ONNX or PyTorch's, and write engine: onnxruntime or torch, which check these."
 )
 
+_TOLD = {
+    "AdaptiveAvgPool": 1,
+    "AdaptiveMaxPool": 1,
+    "BatchToSpace": 1,
+    "Broadcast": 1,
+    "CumSum": 1,
+    "Eye": 0,
+    "Gather": 2,
+    "Interpolate": 1,
+    "LRN": 1,
+    "MVN": 1,
+    "NormalizeL2": 1,
+    "OneHot": 1,
+    "Pad": 1,
+    "Range": 0,
+    "ReduceL1": 1,
+    "ReduceL2": 1,
+    "ReduceLogicalAnd": 1,
+    "ReduceLogicalOr": 1,
+    "ReduceMax": 1,
+    "ReduceMean": 1,
+    "ReduceMin": 1,
+    "ReduceProd": 1,
+    "ReduceSum": 1,
+    "Reshape": 1,
+    "Reverse": 1,
+    "Roll": 1,
+    "ScatterElementsUpdate": 3,
+    "ScatterUpdate": 3,
+    "Slice": 1,
+    "SliceScatter": 2,
+    "SpaceToBatch": 1,
+    "Split": 1,
+    "Squeeze": 1,
+    "StridedSlice": 1,
+    "Tile": 1,
+    "TopK": 1,
+    "Transpose": 1,
+    "Unsqueeze": 1,
+    "VariadicSplit": 1,
+}
+"""By the type of an operation: its first input that tells axes, extents or the like; all after."""
+
 _FINDERS = {
+    "Broadcast": _broadcasts_inside,
     "GatherND": _gathers_inside,
     "MVN": _has_axes_inside,
+    "Pad": _pads_inside,
+    "Roll": _rolls_inside,
     "ScatterElementsUpdate": _scatters_inside,
+    "VariadicSplit": _splits_inside,
 }
-"""By the type of an operation: whether all its indices are inside of its array."""
+"""By the type of an operation: whether all that it is told is inside of its array."""

@@ -169,5 +169,5 @@ def test_an_axis_that_is_none_is_refused(tmp_path):
         axes, others = (np.array(each, dtype).tobytes() for each in ([2, 3, 4], [4194306, 3, 4]))
         content = content.replace(axes, others)
     weights.write_bytes(content)
-    with pytest.raises(EngineError, match="an operation MVN with indices"):
+    with pytest.raises(EngineError, match="an operation MVN with axes"):
         answer_of_file(str(path), offset_noise(), "openvino")

@@ -131,6 +131,92 @@ def test_steps_beyond_32_bits():
         check_operations(network_of(pool, 2**40), "n.xml")
 
 
+def split(array, length):
+    return opset13.variadic_split(array, indices(-1), indices(length, -1)).output(0)
+
+
+def pad(mode):
+    def padded(array, number):
+        begin = indices(0, 0, 0, 0, number)
+        return opset13.pad(array, begin, indices(0, 0, 0, 0, 7), mode)
+
+    return padded
+
+
+def pad_less(mode):
+    def padded(array, number):
+        return opset13.pad(array, indices(0, 0, 0, 0, number), indices(0, 0, 0, 0, 1), mode)
+
+    return padded
+
+
+@pytest.mark.parametrize("build", [network_of, in_branches])
+@pytest.mark.parametrize(
+    ("operation", "number"),
+    [(split, 9), (split, -2), (pad("edge"), -5), (pad("constant"), -6), (pad_less("reflect"), -1)],
+)
+def test_parts_and_pads_beyond_the_array(build, operation, number):
+    with pytest.raises((EngineError, RuntimeError), match=r"outside of its array|Check "):
+        check_operations(build(operation, number), "n.xml")
+
+
+@pytest.mark.parametrize(
+    ("operation", "number"),
+    [(split, 4), (split, 6), (pad("edge"), 5), (pad("constant"), -3), (pad_less("reflect"), 5)],
+)
+def test_parts_and_pads_inside(operation, number):
+    check_operations(network_of(operation, number), "n.xml")
+
+
+def of_input(array):
+    """A number that depends on the input."""
+    return opset13.convert(opset13.reduce_max(array, indices(0, 1, 2, 3, 4), False), "i64")
+
+
+def rows(array):
+    return opset13.constant(np.ones([1, 2, 4, 5, 1], np.float32))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda array, at: opset13.roll(array, indices(1), at),
+        lambda array, at: opset13.broadcast(
+            opset13.reduce_sum(array, indices(0, 1, 2, 3), False), indices(6, 6), at, "EXPLICIT"
+        ),
+        lambda array, at: opset16.slice_scatter(array, rows(array), at, at, indices(1), indices(4)),
+        lambda array, at: opset13.pad(array, at, at, "edge"),
+        lambda array, at: opset13.slice(array, at, indices(6), indices(1), indices(4)),
+        lambda array, at: opset13.gather(array, indices(0), at),
+        lambda array, at: opset13.convert(opset13.non_zero(array), "f32"),
+    ],
+)
+def test_what_is_told_by_the_input(operation):
+    def build(array, _):
+        return operation(array, opset13.broadcast(of_input(array), indices(1)))
+
+    network = network_of(build, 0)
+    with pytest.raises(EngineError, match=r"depend on the input|is not run by OpenVINO here"):
+        check_operations(network, "n.xml")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_index_that_leads_out_as_the_network_runs(threads, tmp_path):
+    """With one thread, what memory held was taken for the answer."""
+
+    def look_up(array, _):
+        index = opset13.convert(opset13.multiply(array, opset13.constant(np.float32(9))), "i64")
+        return opset13.gather_elements(array, index, -1)
+
+    openvino.save_model(network_of(look_up, 0), tmp_path / "n.xml")
+    forward = openvino_forward(tmp_path / "n.xml", tuple(SHAPE), threads, tmp_path / "n.bin")
+    inside = torch.full(SHAPE, 0.5)
+    assert (forward(inside) == 0.5).all()
+    with pytest.raises(RuntimeError, match="non-existing|indices"):
+        forward(torch.ones(SHAPE))
+    assert (forward(inside) == 0.5).all()
+
+
 @pytest.mark.parametrize("operation", [gather_nd, scatter, normalise])
 def test_indices_that_depend_on_the_input(operation):
     def of_input(array, _):
