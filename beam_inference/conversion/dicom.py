@@ -235,7 +235,7 @@ def _make_series(pattern: str, slices: Sequence[DicomSlice]) -> DicomSeries:
         )
     _check_spacings(pattern, slices)
     ordered = _in_order(pattern, slices)
-    notes = _value_notes(first.kind[4])
+    notes = _value_notes(first.kind[4]) + _order_notes(ordered)
     shape = (len(ordered), first.kind[1], first.kind[2])
     channels = first.kind[0]
     check_shape(pattern, (channels, *shape))
@@ -295,6 +295,22 @@ def _check_spacings(pattern: str, slices: Sequence[DicomSlice]) -> None:
             )
 
 
+def _order_notes(slices: Sequence[DicomSlice]) -> tuple[str, ...]:
+    """What a person should know of slices that are in the order of their numbers."""
+    if len(slices) == 1 or slices[0].number == slices[-1].number or _is_located(slices[0]):
+        return ()
+    missing = slices[-1].number - slices[0].number + 1 - len({each.number for each in slices})
+    states = "positions, but not in which directions rows and columns go"
+    if all(each.position is None for each in slices):
+        states = "no positions in space"
+    note = f"its slices state {states}: they are in the order of their numbers (InstanceNumber)"
+    return (f"{note}, of which {missing} are missing" if missing else note,)
+
+
+def _is_located(each: DicomSlice) -> bool:
+    return each.directions is not None and each.position is not None
+
+
 def _value_notes(meaning: str) -> tuple[str, ...]:
     """What a person should know of values that are not the larger the brighter."""
     if meaning == "PALETTE COLOR":
@@ -316,7 +332,7 @@ def _in_order(pattern: str, slices: Sequence[DicomSlice]) -> list[DicomSlice]:
         VolumeError: they do not make a volume: two are at one place, some are missing, turned
             or shifted, or do not state their position.
     """
-    located = [each for each in slices if each.directions is not None and each.position is not None]
+    located = [each for each in slices if _is_located(each)]
     if not located:
         by_number = sorted(slices, key=lambda each: (each.number, each.frame))
         for one, other in pairwise(by_number):

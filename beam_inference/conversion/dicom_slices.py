@@ -242,13 +242,21 @@ def _pixel_bytes(file: StoredFile, header: Any, stream: BinaryIO) -> int | None:
 def _check_pixel_bytes(file: StoredFile, header: Any, found: int | None, frames: int) -> None:
     """Refuse a file that has other bytes of pixels than its header requires, such as a frame more.
 
+    Frames that begin within a byte are refused, too: pydicom (3.0.2) does not read one of them.
+
     Raises:
         VolumeError: it has.
     """
     samples = int(header.get("SamplesPerPixel", 1))
     if found is None or (samples > 1 and "42" in str(header.get("PhotometricInterpretation", ""))):
         return  # in the latter, pixels share colours
-    pixels = frames * int(header.Rows) * int(header.Columns) * samples
+    pixels_each = int(header.Rows) * int(header.Columns) * samples
+    pixels = frames * pixels_each
+    if frames > 1 and pixels_each * int(header.BitsAllocated) % 8:
+        raise VolumeError(
+            f"{file} has frames of {pixels_each} bits, which begin within bytes, and are not read "
+            "here. Save it with a byte for each pixel."
+        )
     expected = ceil_div(pixels * int(header.BitsAllocated), 8)
     if found not in (expected, expected + expected % 2):  # elements have even lengths
         raise VolumeError(

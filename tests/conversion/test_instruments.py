@@ -412,6 +412,39 @@ class TestDicom:
         for place in (tmp_path / "ct", tmp_path / "ct" / "*.dcm"):
             assert_holds(source_of(place), array, (2e6, 5e5, 5e5), (2, 2, 1))
 
+    @pytest.mark.parametrize(
+        ("gone", "told"),
+        [
+            (["ImagePositionPatient"], "no positions in space"),
+            (["ImagePositionPatient", "ImageOrientationPatient"], "no positions in space"),
+            (["ImageOrientationPatient"], "positions, but not in which directions"),
+        ],
+    )
+    def test_slices_in_the_order_of_their_numbers_are_told(self, gone, told, tmp_path):
+        import pydicom
+
+        array = random_array("uint16", (4, 6, 7))
+        files = sorted(write_dicom(tmp_path / "ct", array).iterdir())
+        for file in files:
+            header = pydicom.dcmread(file)
+            for key in gone:
+                del header[key]
+            header.save_as(file)
+        (note,) = dicom_series(str(tmp_path / "ct"), None).info.notes
+        assert told in note
+        assert note.endswith("in the order of their numbers (InstanceNumber)")
+        numbers = {int(pydicom.dcmread(file).InstanceNumber): file for file in files}
+        numbers[sorted(numbers)[1]].unlink()
+        (note,) = dicom_series(str(tmp_path / "ct"), None).info.notes
+        assert note.endswith(", of which 1 are missing")
+
+    def test_frames_that_begin_within_a_byte(self, tmp_path):
+        keys = {"BitsAllocated": 1, "BitsStored": 1, "HighBit": 0, "NumberOfFrames": 3}
+        array = random_array("uint8", (1, 3, 4))
+        write_dicom(tmp_path / "seg", array, **keys, PixelData=bytes(6))
+        with pytest.raises(VolumeError, match="has frames of 12 bits, which begin within bytes"):
+            dicom_series(str(tmp_path / "seg"), None)
+
     def test_scaled_values_are_floats(self, tmp_path):
         array = random_array("int16", (4, 6, 7))
         write_dicom(tmp_path / "ct", array, intercept=-1024)
