@@ -79,13 +79,13 @@ def check_operations(network: Model, name: Path | str) -> None:
         kind = node.get_type_name()
         if kind not in tried:
             raise EngineError(
-                f"{name} has an operation {shorten_text(kind)}, which is not run by OpenVINO here: "
+                f"{name} has an operation {shorten_text(kind)}, which OpenVINO does not run here: "
                 f"it may not check what it is told. {_ADVICE}"
             )
         if not _has_sound_steps(node):
             raise EngineError(
                 f"{name} has an operation {kind} with strides, dilations or a kernel below 1, or "
-                f"beyond 32 bits: it is damaged. {_ADVICE}"
+                f"beyond 32 bits: it is damaged, and OpenVINO might not check that. {_ADVICE}"
             )
         if not _are_known(node) or (kind in _FINDERS and not _FINDERS[kind](node)):
             raise EngineError(
@@ -96,14 +96,12 @@ def check_operations(network: Model, name: Path | str) -> None:
 
 
 def _all_nodes(network: Model) -> Iterator[Any]:
-    """All nodes, of branches and loops as well."""
+    """All nodes, of branches as well; loops are not run."""
     for node in network.get_ordered_ops():
         yield node
         if node.get_type_name() == "If":
             yield from _all_nodes(node.get_then_body())
             yield from _all_nodes(node.get_else_body())
-        elif hasattr(node, "get_function"):
-            yield from _all_nodes(node.get_function())
 
 
 def _has_sound_steps(node: Any) -> bool:
@@ -206,13 +204,13 @@ ConvertPromoteTypes Convolution ConvolutionBackpropData Cos Cosh CumSum DepthToS
 Elu Equal Erf ErfInv Exp Eye FakeQuantize Floor FloorMod GRN Gather GatherElements GatherND Gelu
 Greater GreaterEqual GridSample GroupConvolution GroupConvolutionBackpropData GroupNormalization
 HSigmoid HSwish HardSigmoid Identity If Interpolate IsFinite IsInf IsNaN LRN Less LessEqual Log
-LogSoftmax LogicalAnd LogicalNot LogicalOr LogicalXor Loop MVN MatMul MaxPool Maximum Minimum Mish
+LogSoftmax LogicalAnd LogicalNot LogicalOr LogicalXor MVN MatMul MaxPool Maximum Minimum Mish
 Mod Multiply Negative NormalizeL2 NotEqual OneHot PRelu Pad Parameter Power Range ReduceL1
 ReduceL2 ReduceLogicalAnd ReduceLogicalOr ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu
 Reshape Result Reverse Roll Round ScaledDotProductAttention ScatterElementsUpdate ScatterNDUpdate
 ScatterUpdate Select Selu ShapeOf ShuffleChannels Sigmoid Sign Sin Sinh Slice SliceScatter
 SoftPlus SoftSign Softmax SpaceToBatch SpaceToDepth Split Sqrt SquaredDifference Squeeze
-StridedSlice Subtract Swish Tan Tanh TensorIterator Tile TopK Transpose Unsqueeze VariadicSplit
+StridedSlice Subtract Swish Tan Tanh Tile TopK Transpose Unsqueeze VariadicSplit
 Xor
 """
 """Types of operations that were tried with numbers that make no sense, by their names."""
@@ -222,9 +220,7 @@ _STEPS = ("strides", "dilations", "kernel")
 
 _BEYOND = 2**31
 
-_ADVICE = (
-    "Export it as ONNX or PyTorch's, and write engine: onnxruntime or torch, which check these."
-)
+_ADVICE = "Use an engine that does: onnxruntime for ONNX, torch for networks of PyTorch."
 
 _TOLD = {
     "AdaptiveAvgPool": 1,
