@@ -122,34 +122,24 @@ def _has_axes_inside(node: Any) -> bool:
     """Whether the axes of MVN are those of its array."""
     if node.get_input_size() < 2:  # of the first set of operations, it has none
         return True
-    axes = find_constant(node.input_value(1))
-    rank = node.input_value(0).get_partial_shape().rank
-    if axes is None or rank.is_dynamic:
-        return False
-    return _are_between(axes, -rank.get_length(), rank.get_length())
+    rank = len(node.input_value(0).get_shape())
+    return _are_between(_told(node, 1), -rank, rank)
 
 
 def _gathers_inside(node: Any) -> bool:
     """Whether GatherND takes what is there; it counts nothing from the end."""
-    indices = find_constant(node.input_value(1))
-    shape = node.input_value(0).get_partial_shape()
-    if indices is None or shape.is_dynamic:
-        return False
+    indices = _told(node, 1)
     ahead = int(node.get_attributes().get("batch_dims", 0))
-    lengths = list(shape.to_shape())[ahead : ahead + indices.shape[-1]]
+    lengths = list(node.input_value(0).get_shape())[ahead : ahead + indices.shape[-1]]
     return _are_between(indices, 0, np.array(lengths))
 
 
 def _scatters_inside(node: Any) -> bool:
     """Whether ScatterElementsUpdate writes to what is there."""
     indices = find_constant(node.input_value(1))
-    axes = find_constant(node.input_value(3))
-    shape = node.input_value(0).get_partial_shape()
-    if indices is None or axes is None or shape.is_dynamic:
-        return False
-    lengths = list(shape.to_shape())
-    axis = int(axes.reshape(-1)[0])
-    if not -len(lengths) <= axis < len(lengths):
+    lengths = list(node.input_value(0).get_shape())
+    axis = int(_told(node, 3)[0])
+    if indices is None or not -len(lengths) <= axis < len(lengths):
         return False
     return _are_between(indices, -lengths[axis], lengths[axis])
 
@@ -188,7 +178,10 @@ def _pads_inside(node: Any) -> bool:
 
 
 def _told(node: Any, number: int) -> NDArray[Any]:
-    """What a node is told by an input that :func:`_are_known` has found to be constant."""
+    """What a node is told by an input that :func:`_are_known` has found to be constant.
+
+    Extents of its other inputs are known by then, as those of all answers before it are.
+    """
     return np.atleast_1d(np.asarray(node.input_value(number).get_node().get_data()))
 
 
@@ -230,6 +223,7 @@ _TOLD = {
     "CumSum": 1,
     "Eye": 0,
     "Gather": 2,
+    "GatherND": 1,
     "Interpolate": 1,
     "LRN": 1,
     "MVN": 1,
