@@ -19,7 +19,7 @@ from beam_inference.beam.dask_workers import stop_sampling
 from beam_inference.beam.execution import ExecutionResult, Stopping, execute, explain
 from beam_inference.beam.progress import Phase, Progress, tell
 from beam_inference.environment import use_one_heap
-from beam_inference.errors import AskedToStop, RunnerError, StateError, WorkerFault
+from beam_inference.errors import AskedToStop, RunnerError
 from beam_inference.foreign_text import clean_text
 from beam_inference.job.state import State
 from beam_inference.launch.network_question import (
@@ -29,6 +29,7 @@ from beam_inference.launch.network_question import (
     read_answer,
     record_answer,
 )
+from beam_inference.launch.state_errors import state_errors
 from beam_inference.volumes.kvstores import local_folder
 
 logger = logging.getLogger(__name__)
@@ -56,16 +57,10 @@ def ask_worker(
     """
     tell("the network is tried on a worker, which decides what the job file leaves open")
     state = question.state()
-    try:
-        with _without_new_folders(state):
-            execution = _run(question, options, state, deadline)
-            answer = read_answer(state, question.launch)
-            state.forget_question(question.launch)
-    except WorkerFault as error:
-        raise StateError(
-            f"the state folder cannot be used: {str(error).removesuffix('.')}. Check output.path "
-            "and job.state_path."
-        ) from None
+    with state_errors(), _without_new_folders(state):
+        execution = _run(question, options, state, deadline)
+        answer = read_answer(state, question.launch)
+        state.forget_question(question.launch)
     if execution.interrupted:
         raise KeyboardInterrupt if execution.by_person else AskedToStop
     if answer is None:

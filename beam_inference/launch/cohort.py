@@ -22,9 +22,7 @@ from beam_inference.errors import (
     TRY_AGAIN,
     ConfigError,
     ModelContractError,
-    StateError,
     UserError,
-    WorkerFault,
 )
 from beam_inference.job.cohort import CohortLaunch, request_stop
 from beam_inference.job.messages import Launch
@@ -41,6 +39,7 @@ from beam_inference.launch.run_job import (
     settle,
     template_of,
 )
+from beam_inference.launch.state_errors import state_errors
 from beam_inference.models.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -189,7 +188,7 @@ def prepare_volumes(
     shared = State(cohort.state_url, launch.storage)
     known = None
     ask = setting.asker(deadline)
-    try:
+    with state_errors("job.state_path"):
         if overwrite:
             shared.clear()
         elif (job := shared.load_job()) is not None:
@@ -221,10 +220,6 @@ def prepare_volumes(
             launch.volume_state(name).write_fault(None)
             launch.record(name, single)
             prepared.launches[name] = single
-    except WorkerFault as error:
-        raise StateError(
-            f"the state folder cannot be used: {error}. Check job.state_path."
-        ) from None
     if first_error is not None and not prepared.launches:
         raise first_error
     return prepared

@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import platform
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -77,6 +76,7 @@ from beam_inference.launch.resume import (
     check_same_network,
     check_same_roi,
 )
+from beam_inference.launch.state_errors import state_errors
 from beam_inference.launch.strategy import cheaper_strategy
 from beam_inference.launch.witnesses import find_comparable
 from beam_inference.models.fetch import local_model
@@ -177,7 +177,7 @@ def prepare(
         io_depth=io_depth,
         shard=shard,
     )
-    with _state_errors():
+    with state_errors():
         if overwrite:
             state.clear()
         # Before the output: where the state cannot be written, nothing is created.
@@ -249,7 +249,7 @@ def _with_claims(launch: Launch, job: ResolvedJob, state: State, workers: int) -
 
 def _load_earlier(state: State, shard: Shard | None) -> ResolvedJob | None:
     """Read the job as its first launch resolved it; a shard is refused that it does not have."""
-    with _state_errors():
+    with state_errors():
         earlier = state.load_job()
         if shard is not None:
             check_shard(shard, state, is_prepared=earlier is not None)
@@ -295,7 +295,7 @@ def _check_earlier_launches(
     """Check what earlier launches wrote. Returns chunks of theirs that are to be done again."""
     config = planned.config
     counted = job if earlier is None else job.with_roi(earlier.roi)
-    with _state_errors():
+    with state_errors():
         owner = owner_of(job, state)
         for output in planned.volumes.values():
             check_owner(output.spec.url, owner, config.storage)
@@ -577,7 +577,7 @@ def _check_agreement(job: ResolvedJob, state: State, place: Place, *, trust: Tru
             "command there, without a runner's flags, or use the engine, device and threads that "
             "the job began with."
         )
-    with _state_errors():
+    with state_errors():
         witness = find_comparable(state.of(job), job)
     if witness is None:
         raise StateError(
@@ -592,7 +592,7 @@ def _read_quantized(planned: PlannedJob, earlier: ResolvedJob, state: State) -> 
     sha256 = earlier.quantized_sha256
     if sha256 is None or planned.config.inference.precision != "int8":
         return None
-    with _state_errors():
+    with state_errors():
         return state.read_network(sha256)
 
 
@@ -601,7 +601,7 @@ def _is_done(state: State, job: ResolvedJob, shard: Shard | None) -> bool:
     count = job.plan.chunks.count
     start, stop = (0, count) if shard is None else shard.chunk_range(count)
     receipts = state.of(job)
-    with _state_errors():
+    with state_errors():
         is_listed = receipts.count_receipts(start, stop) == stop - start
         return is_listed and receipts.tally_receipts(stop, start).chunks == stop - start
 
@@ -823,18 +823,6 @@ def _sample(job: ResolvedJob, share: float, seed: int) -> list[int]:
             "share, or another --seed"
         )
     return chunks
-
-
-@contextmanager
-def _state_errors() -> Iterator[None]:
-    """Turn errors of the state folder into errors of the user, whose they are before a launch."""
-    try:
-        yield
-    except WorkerFault as error:
-        raise StateError(
-            f"the state folder cannot be used: {str(error).removesuffix('.')}. Check output.path "
-            "and job.state_path."
-        ) from None
 
 
 def _extension_versions(config: DefiniteConfig) -> dict[str, str]:
