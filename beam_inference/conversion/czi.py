@@ -6,6 +6,7 @@ import math
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -46,6 +47,8 @@ _JPEG_XR = 4
 _ZSTD = 5
 _ZSTD_WITH_HEADER = 6
 _COMPRESSIONS = {0, _JPEG, _LZW, _JPEG_XR, _ZSTD, _ZSTD_WITH_HEADER}
+_UNCLEAR_PIXELS = {"Gray32": "Gray32 (12)", "Gray64": "Gray64 (13)"}
+"""Types of pixels that czifile takes for signed integers, libCZI and Bio-Formats for others."""
 _HILO = 3
 """Bytes of the header of a tile whose low and high bytes lie apart."""
 
@@ -220,6 +223,14 @@ def _tiles(path: str, czi: Any) -> list[_Tile]:
         tiles.append(_Tile(entry, positions, (dimensions["Y"].size, dimensions["X"].size)))
     if not tiles:
         raise VolumeError(f"{path} holds no image")
+    places = Counter(tuple(sorted(tile.positions.items())) for tile in tiles)
+    (place, count), *_ = places.most_common(1)
+    if count > 1:
+        where = ", ".join(f"{axis} {position}" for axis, position in place)
+        raise VolumeError(
+            f"{path} lists {count} tiles at one place ({where}), and does not say which of them is "
+            "to be seen: it is damaged. Copy it again, or save it with ZEN."
+        )
     return tiles
 
 
@@ -260,6 +271,12 @@ def _choose(
     ]
     if not found:
         raise VolumeError(f"the volume {chosen.name} of {path} has no tiles")
+    unclear = {str(tile.entry.pixel_type) for tile in found} & set(_UNCLEAR_PIXELS)
+    if unclear:
+        raise VolumeError(
+            f"{path} holds pixels of the type {_UNCLEAR_PIXELS[min(unclear)]}, which programs read "
+            "as different numbers. Save it as OME-TIFF with ZEN."
+        )
     kinds = {(tile.entry.dtype, tile.entry.axes) for tile in found}
     if len({dtype for dtype, _ in kinds}) > 1:
         raise VolumeError(

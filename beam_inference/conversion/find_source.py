@@ -277,12 +277,14 @@ def _local_source(local: str, dataset: str | None, scale: int, storage: Storage)
         if volume_at(url, storage):
             return tensorstore_volume(url, scale, storage)
     is_series = path.is_dir() and is_dicom_folder(path)
-    _check_choice(local, ".dcm" if is_series else suffix, dataset, scale)
+    is_stack = path.is_dir() or (not path.is_file() and re.search(r"[*?\[]", local) is not None)
+    of_what = None if is_stack and suffix != ".dcm" else suffix
+    _check_choice(local, ".dcm" if is_series else of_what, dataset, scale)
     if is_series or (suffix == ".dcm" and not path.is_file()):
         return dicom_series(local, dataset)
     if path.is_file():
         return _file_source(local, dataset, scale)
-    if path.is_dir() or re.search(r"[*?\[]", local):
+    if is_stack:
         return slice_stack(local)
     raise VolumeError(f"there is nothing at {local}")
 
@@ -312,7 +314,8 @@ def split_dataset(path: str) -> tuple[str, str | None]:
     >>> split_dataset("a/em.h5:volumes/raw"), split_dataset("em.npy")
     (('a/em.h5', 'volumes/raw'), ('em.npy', None))
     """
-    match = re.fullmatch(r"(.+\.(?:h5|hdf5|hdf|npz|czi|lif|nd2|ims|dcm)):(.+)", path, re.IGNORECASE)
+    suffixes = "|".join(map(re.escape, (*_WITH_DATASETS, *_WITH_SCALES)))
+    match = re.fullmatch(rf"(.+(?:{suffixes})):(.+)", path, re.IGNORECASE)
     if match is None or Path(path).exists():
         return path, None
     return match[1], match[2]

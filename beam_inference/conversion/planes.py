@@ -20,6 +20,7 @@ from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import Read, SourceInfo, Voxels, header_errors
 from beam_inference.conversion.stored_files import StoredFile, file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
+from beam_inference.foreign_text import clean_line
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.block_memory import check_block_memory
 
@@ -47,12 +48,14 @@ class Image:
 
     def volumes(self) -> Iterator[str]:
         """The names of its volumes: "Series001", or "Series001/T0" and so on."""
-        for positions in itertools.product(*(range(length) for _, length in self.further)):
-            parts = [
-                f"{axis}{position}"
-                for (axis, _), position in zip(self.further, positions, strict=True)
-            ]
-            yield "/".join([self.name, *parts] if self.name else parts)
+        # One by one: a header may speak of more positions than there is memory for.
+        for number in range(math.prod(length for _, length in self.further)):
+            rest = number
+            parts = []
+            for axis, length in reversed(self.further):
+                rest, position = divmod(rest, length)
+                parts.append(f"{axis}{position}")
+            yield "/".join([self.name, *reversed(parts)] if self.name else reversed(parts))
 
     def positions_of(self, volume: str) -> dict[str, int] | None:
         """The positions on the further axes that a volume's name stands for; None if on none."""
@@ -88,7 +91,8 @@ def choose_volume(path: str, images: Sequence[Image], name: str | None) -> Chose
     """Choose a volume of a file by its name; none is needed where there is one volume.
 
     Raises:
-        VolumeError: there is none of that name, or there are several and none was named.
+        VolumeError: there is none of that name, or several; or there are several volumes, and none
+            was named.
     """
     if name is None:
         names = list(itertools.islice(_volume_names(images), 2))
@@ -97,11 +101,21 @@ def choose_volume(path: str, images: Sequence[Image], name: str | None) -> Chose
                 f"{path} holds {enumerate_volumes(images)}: name one with --dataset NAME"
             )
         name = names[0]
-    for number, image in enumerate(images):
-        positions = image.positions_of(name)
-        if positions is not None:
-            return ChosenVolume(name, number, positions)
-    raise VolumeError(f"{path} has no volume {name}; it holds {enumerate_volumes(images)}")
+    found = [
+        ChosenVolume(name, number, positions)
+        for number, image in enumerate(images)
+        if (positions := image.positions_of(name)) is not None
+    ]
+    if not found:
+        raise VolumeError(
+            f"{path} has no volume {clean_line(name)}; it holds {enumerate_volumes(images)}"
+        )
+    if len(found) > 1:
+        raise VolumeError(
+            f"{path} has {len(found)} volumes of the name {name}, as an image's name ends like a "
+            "position on an axis: give that image another name, with the microscope's software"
+        )
+    return found[0]
 
 
 def _volume_names(images: Sequence[Image]) -> Iterator[str]:
@@ -115,7 +129,7 @@ def enumerate_volumes(images: Sequence[Image]) -> str:
     if not names:
         return "no volume"
     more = f" and {count - len(names)} more" if count > len(names) else ""
-    return f"the volumes {', '.join(names)}{more}"
+    return f"the volumes {', '.join(map(clean_line, names))}{more}"
 
 
 @dataclass(frozen=True, slots=True)

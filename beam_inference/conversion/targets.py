@@ -191,7 +191,7 @@ def _check_values(path: str, format: str, spec: FileSpec) -> None:
     raise VolumeError(
         f"{path}: {format} holds no volume of {spec.channels} "
         f"{'channel' if spec.channels == 1 else 'channels'} of {spec.dtype}, and values are "
-        f"never converted here. Formats that do: {', '.join(able)}, and volumes of blocks."
+        f"never converted here. Formats that do: {', '.join([*able, 'volumes of blocks'])}."
     )
 
 

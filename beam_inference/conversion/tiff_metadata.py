@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -69,10 +70,55 @@ def check_ome_metadata(path: StoredFile, tiff: Any) -> None:
                 f"{most}: it is damaged, or one of several files. Several are converted as a "
                 "stack of slices."
             )
+    _check_ome_planes(path, len(tiff.pages), images)
     for along in root.iterfind(".//{*}StructuredAnnotations//*[@End]"):
         length = float(along.get("End", 0)) - float(along.get("Start", 0))
         if not abs(length) <= _MOST_LABELS * abs(float(along.get("Step", 1))):
             raise VolumeError(f"the OME metadata of {path} list too many positions on an axis")
+
+
+def _check_ome_planes(path: StoredFile, count: int, images: Sequence[ElementTree.Element]) -> None:
+    """Refuse OME metadata by which a page is of two planes, or a plane of two pages.
+
+    Args:
+        path: of the file.
+        count: how many pages it has.
+        images: the element ``Pixels`` of each of its images.
+
+    Raises:
+        VolumeError: there is such a page or plane, or a page or plane of a negative number.
+    """
+    used: set[int] = set()
+    for pixels in images:
+        filled: set[int] = set()
+        for data in pixels.iterfind("{*}TiffData"):
+            first = int(data.get("IFD", 0))
+            length = int(data.get("NumPlanes", 1 if "IFD" in data.keys() else 0))  # noqa: SIM118
+            length = int(data.get("PlaneCount", length)) or count
+            plane = _number_of_plane(pixels, data)
+            pages = range(first, min(first + length, count))
+            planes = range(plane, plane + len(pages))
+            if first < 0 or plane < 0 or used.intersection(pages) or filled.intersection(planes):
+                raise VolumeError(
+                    f"the OME metadata of {path} place a page twice, or two pages at one place, or "
+                    f"below 0 (at page {first}): it is damaged. Copy or save it again."
+                )
+            used.update(pages)
+            filled.update(planes)
+
+
+def _number_of_plane(pixels: ElementTree.Element, data: ElementTree.Element) -> int:
+    """The first plane of a ``TiffData``, counted in the order that the image states."""
+    channel = pixels.find("{*}Channel")
+    samples = 1 if channel is None else int(channel.get("SamplesPerPixel", 1))
+    number = 0
+    for axis in reversed(pixels.get("DimensionOrder", "XYZCT")[2:]):
+        position = int(data.get(f"First{axis}", 0))
+        if position < 0:
+            return position
+        size = int(pixels.get(f"Size{axis}", 1))
+        number = number * (size // samples if axis == "C" else size) + position
+    return number
 
 
 def check_imagej_metadata(path: StoredFile, tiff: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_text, shorten_value
+from beam_inference.models.monai_parts import check_parts, class_name, is_foreign
 from beam_inference.models.package_files import read_json, read_yaml
 
 CONFIGS = ("configs/inference.json", "configs/inference.yaml", "configs/inference.yml")
@@ -23,20 +24,6 @@ METADATA = "configs/metadata.json"
 
 _CONSTANTS = {"$torch.float32": "float32", "$torch.float": "float32", "$np.float32": "float32"}
 """Expressions that stand for names."""
-
-_READ_ELSEWHERE = {
-    ("dataset", "transform"): "@preprocessing",
-    ("evaluator", "network"): "@network",
-    ("evaluator", "inferer"): "@inferer",
-    ("evaluator", "postprocessing"): "@postprocessing",
-}
-"""What MONAI itself runs, which may name other parts than those that are read here."""
-
-_NETWORK = re.compile(r"\$?@network_def(\.to\(@device\))?")
-"""The network that is read here, as ``network`` names it."""
-
-_CHANGES_VALUES = ("prepare_batch", "iteration_update")
-"""Functions of an evaluator that may change what the network sees or what it answers."""
 
 _CHECKPOINT = re.compile(r"[\w-]+\.(?:pt|pth|ts|ckpt)\b")
 
@@ -165,14 +152,12 @@ class Config:
         Raises:
             ModelContractError: it is a class of others, which may do anything under that name.
         """
-        name = _class_name(value)
-        module = value["_target_"].rpartition(".")[0] if name is not None else ""
-        if module.partition(".")[0] not in ("", "monai"):
+        if is_foreign(value):
             raise ModelContractError(
                 f"{self.file}: {place} is a {shorten_text(value['_target_'])}, which is not "
                 "MONAI's: its code would have to run. Write the job file by hand."
             )
-        return name
+        return class_name(value)
 
     def _keeps_values(self, transform: Json, place: str) -> bool:
         """Whether a transform that is left out changes no value.
@@ -181,7 +166,7 @@ class Config:
             ModelContractError: it does.
         """
         dtypes = transform.get("dtype")
-        if _class_name(transform) not in _OF_A_DTYPE or dtypes is None:
+        if class_name(transform) not in _OF_A_DTYPE or dtypes is None:
             return True
         for dtype in dtypes if isinstance(dtypes, list) else [dtypes]:
             if not isinstance(dtype, str) or not _FLOATS.fullmatch(dtype):
@@ -205,44 +190,9 @@ class Config:
                 found.update(_CHECKPOINT.findall(value))
         return sorted(found)
 
-    def check_parts(self) -> None:
-        """Refuse a configuration of which MONAI would run other parts than those read here.
-
-        Raises:
-            ModelContractError: it is one.
-        """
-        for key in self.values:
-            if key.startswith(("+", "~")) or "#" in key or "::" in key:
-                raise ModelContractError(
-                    f"{self.file}: {shorten_text(key)} changes another part, which is not read "
-                    "here: write the whole there"
-                )
-        for (section, key), expected in _READ_ELSEWHERE.items():
-            part = self.values.get(section)
-            named = part.get(key, expected) if isinstance(part, dict) else expected
-            is_other = isinstance(named, str) and named.removeprefix("$") != expected
-            if is_other or isinstance(named, dict):
-                raise ModelContractError(
-                    f"{self.file}: {section}.{key} is {shorten_value(named)}; only {expected} is "
-                    "known here, and MONAI would run another part. Write the job file by hand."
-                )
-        network = self.values.get("network")
-        if isinstance(network, str) and not _NETWORK.fullmatch(network.replace(" ", "")):
-            raise ModelContractError(
-                f"{self.file}: network is {shorten_text(network)}; only @network_def is known "
-                "here, and MONAI would run another network. Write the job file by hand."
-            )
-        evaluator = self.values.get("evaluator")
-        for key in _CHANGES_VALUES:
-            if isinstance(evaluator, dict) and evaluator.get(key) is not None:
-                raise ModelContractError(
-                    f"{self.file}: evaluator.{key} is {shorten_value(evaluator[key])}, which may "
-                    "change values, and is not run here. Write the job file by hand."
-                )
-
     def _component(self, value: object, place: str) -> Component:
         value = self._follow(value, place)
-        if not isinstance(value, dict) or _class_name(value) is None:
+        if not isinstance(value, dict) or class_name(value) is None:
             raise ModelContractError(
                 f"{self.file}: {place} is {shorten_value(value)}: expected a component with "
                 "_target_"
@@ -318,11 +268,6 @@ def _is_disabled(value: object) -> bool:
     return value.strip().lower() == "true" if isinstance(value, str) else bool(value)
 
 
-def _class_name(value: Json) -> str | None:
-    target = value.get("_target_")
-    return target.rpartition(".")[2] if isinstance(target, str) else None
-
-
 def is_bundle(folder: Traversable) -> bool:
     """Whether a folder is a MONAI bundle, by the names of what lies in it."""
     return (folder / "configs").is_dir() and config_file(folder) is not None
@@ -347,7 +292,7 @@ def read_config(folder: Traversable) -> Config:
         raise ModelContractError(f"{folder} has none of {', '.join(CONFIGS)}")
     file = _file(folder, name)
     config = Config(file, read_json(file) if name.endswith(".json") else read_yaml(file))
-    config.check_parts()
+    check_parts(file, config.values)
     return config
 
 

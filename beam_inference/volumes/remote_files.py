@@ -184,7 +184,9 @@ def find_remote_file(url: str, storage: Storage) -> RemoteFile:
         result = _open(url, storage).read("", byte_range=slice(0, 1)).result(PATIENCE_SECONDS)
     except (ValueError, OSError) as error:
         if status(error) == "OUT_OF_RANGE":
-            raise VolumeError(f"{url} is empty") from None
+            raise VolumeError(
+                f"{url} is empty, or its server sends other parts of it than it is asked for"
+            ) from None
         if "ignored by server" in str(error):
             raise VolumeError(
                 f"{url}: its server sends whole files only, and no parts of them (byte ranges), "

@@ -7,6 +7,7 @@ import zlib
 import h5py
 import numpy as np
 import pytest
+import tifffile
 from foreign_files import mrc_bytes, nifti_bytes, nrrd_bytes, write_file
 from hypothesis import given
 from hypothesis import strategies as st
@@ -387,6 +388,20 @@ def test_what_is_no_source(tmp_path):
         source_of(tmp_path / "a.npy", "x")
     with pytest.raises(ConfigError, match="has no scales"):
         source_of(tmp_path / "a.npy", scale=1)
+
+
+def test_an_image_of_a_tiff_by_its_number_behind_the_file(tmp_path):
+    images = [random_array("uint8", (2, 3, 4)), random_array("uint8", (2, 5, 6))]
+    with tifffile.TiffWriter(tmp_path / "a.tif", ome=True) as file:
+        for image in images:
+            file.write(image, photometric="minisblack", metadata={"axes": "ZYX"})
+    assert_holds(source_of(f"{tmp_path}/a.tif:1"), images[1])
+
+
+def test_a_stack_of_slices_has_no_datasets(tmp_path):
+    tifffile.imwrite(tmp_path / "s1.tif", random_array("uint8", (3, 4)))
+    with pytest.raises(ConfigError, match="has no datasets"):
+        source_of(f"{tmp_path}/s*.tif:1")
 
 
 def test_real_volumes(shared_data):

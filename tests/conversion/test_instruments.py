@@ -61,6 +61,23 @@ class TestNames:
         with pytest.raises(VolumeError, match=r"two/S0/T8 and 16 more: name one with --dataset"):
             choose_volume("x.lif", self.IMAGES, None)
 
+    def test_a_name_of_two_volumes_is_refused(self):
+        images = (Image("A", (("T", 2),)), Image("A/T1"))
+        assert choose_volume("x.lif", images, "A/T0").image == 0
+        with pytest.raises(VolumeError, match="has 2 volumes of the name A/T1"):
+            choose_volume("x.lif", images, "A/T1")
+
+    def test_of_many_positions_the_first_are_listed_at_once(self):
+        images = [Image("", (("S", 2**31), ("T", 3)))]
+        with pytest.raises(VolumeError, match=r"volumes S0/T0, S0/T1, .*S3/T0 and 6442450934 more"):
+            choose_volume("x.czi", images, None)
+        assert choose_volume("x.czi", images, "S2000000/T2").positions == {"S": 2000000, "T": 2}
+
+    def test_names_are_told_on_one_line(self):
+        with pytest.raises(VolumeError) as caught:
+            choose_volume("x.lif", [Image("a\nb"), Image("c")], "d\ne")
+        assert str(caught.value) == "x.lif has no volume d e; it holds the volumes a b, c"
+
 
 class TestCzi:
     def test_a_file_of_zeiss_own_library(self):

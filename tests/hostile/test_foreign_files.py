@@ -724,6 +724,28 @@ def test_ome_planes_in_an_order_of_their_own(tmp_path):
     check_converted(tmp_path / "a.tif", tmp_path, ARRAY[::-1])
 
 
+@pytest.mark.parametrize(
+    ("changes", "page"),
+    [
+        ({1: ("1", "0")}, 0),  # a page of two planes
+        ({1: ("0", "1")}, 1),  # a plane of two pages
+        ({1: ("1", "-1")}, -1),
+        ({1: ("-1", "1")}, 1),
+        ({1: ("1", "1", "2")}, 2),  # two pages from here on, and the next begins in them
+    ],
+)
+def test_ome_planes_of_which_one_would_hide_another(changes, page, tmp_path, capsys):
+    places = [changes.get(n, (str(n), str(n))) for n in range(5)]
+    planes = "".join(
+        f'<TiffData FirstZ="{z}" IFD="{page}" PlaneCount="{(*count, 1)[0]}"/>'
+        for z, page, *count in places
+    )
+    write_ome(tmp_path / "a.tif", planes)
+    said = check_refused(tmp_path / "a.tif", tmp_path, capsys)
+    assert "place a page twice, or two pages at one place, or below 0" in said
+    assert f"(at page {page})" in said
+
+
 def test_a_shape_in_tiff_metadata_that_is_not_that_of_its_pages(tmp_path, capsys):
     file = io.BytesIO()
     tifffile.imwrite(file, ARRAY, metadata={"axes": "ZYX"})

@@ -247,3 +247,21 @@ class TestCziTiles:
         found = describe_czi(path, None).info.notes
         assert all(note in " ".join(found) for note in notes)
         assert len(found) == {50: 2, 20: 0, 10: 1}[move]
+
+    def test_two_tiles_at_one_place_are_refused(self, tmp_path):
+        path = listed_tiles(tmp_path / "a.czi", "X", lambda _, n: (0, n))
+        data = Path(path).read_bytes()
+        Path(path).write_bytes(data.replace(b"M\0\0\0\1\0\0\0", b"M\0\0\0\0\0\0\0"))
+        with pytest.raises(
+            VolumeError, match=r"lists 2 tiles at one place \(C \d, M 0, S 0, T 0, X 0"
+        ):
+            describe_czi(path, None)
+
+    @pytest.mark.parametrize("number", [12, 13])
+    def test_pixels_that_programs_read_as_different_numbers_are_refused(self, number, tmp_path):
+        path = tmp_path / "a.czi"
+        path.write_bytes(
+            LIBCZI.read_bytes().replace(b"DV\1\0\0\0", b"DV" + bytes([number, 0, 0, 0]))
+        )
+        with pytest.raises(VolumeError, match=rf"of the type Gray\d\d \({number}\), which"):
+            describe_czi(str(path), None)

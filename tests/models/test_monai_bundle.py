@@ -200,6 +200,20 @@ def test_what_is_not_known_is_named(changes, message, tmp_path):
         recipe(made.make_bundle(tmp_path / "b", content))
 
 
+def evaluator(**changes):
+    """An evaluator as bundles have it."""
+    return {
+        "_target_": "SupervisedEvaluator",
+        "device": "@device",
+        "val_data_loader": "@dataloader",
+        "network": "@network",
+        "inferer": "@inferer",
+        "postprocessing": "@postprocessing",
+        "val_handlers": "@handlers",
+        "amp": True,
+    } | changes
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -208,6 +222,40 @@ def test_what_is_not_known_is_named(changes, message, tmp_path):
         ({"evaluator": {"postprocessing": "$@postprocessing2"}}, "evaluator.postprocessing is"),
         ({"evaluator": {"prepare_batch": "$lambda b: b * 2"}}, "evaluator.prepare_batch is"),
         ({"evaluator": {"iteration_update": "$f"}}, "evaluator.iteration_update is"),
+        ({"evaluator": "$monai.engines.SupervisedEvaluator(net=1)"}, "evaluator is the expression"),
+        (
+            {"evaluator": evaluator(_target_="EnsembleEvaluator")},
+            "evaluator is a EnsembleEvaluator",
+        ),
+        ({"evaluator": evaluator(_target_="x.SupervisedEvaluator")}, "only SupervisedEvaluator of"),
+        ({"evaluator": evaluator(mode="train")}, "evaluator.mode is 'train'"),
+        ({"evaluator": evaluator(mode=None)}, "evaluator.mode is None"),
+        ({"evaluator": evaluator(decollate=False)}, "evaluator.decollate is False"),
+        ({"evaluator": evaluator(inferer=None)}, "evaluator.inferer is null, and so MONAI would"),
+        ({"evaluator": evaluator(postprocessing=None)}, "evaluator.postprocessing is null"),
+        ({"evaluator": evaluator(postprocessing=[])}, r"evaluator.postprocessing is \[\]"),
+        (
+            {"evaluator": {"_target_": "SupervisedEvaluator"}},
+            "val_data_loader|network is not given",
+        ),
+        ({"evaluator": evaluator(to_kwargs={"dtype": "$torch.half"})}, "evaluator.to_kwargs is"),
+        ({"evaluator": evaluator(new=1)}, "evaluator.new is 1, which may change values"),
+        (
+            {"evaluator": evaluator(val_handlers=[{"_target_": "PostProcessing"}])},
+            "val_handlers.0 is",
+        ),
+        (
+            {
+                "evaluator": evaluator(val_handlers="@mine"),
+                "mine": [{"_target_": "StatsHandler"}, {"_target_": "scripts.Handler"}],
+            },
+            "evaluator.val_handlers.1 is 'scripts.Handler'",
+        ),
+        ({"dataset": {"_target_": "Dataset", "transform": None}}, "dataset.transform is null"),
+        ({"dataset": {"_target_": "Dataset"}}, "dataset.transform is not given"),
+        ({"dataset": {"_target_": "GridPatchDataset"}}, "dataset is a GridPatchDataset"),
+        ({"dataloader": {"dataset": "@other"}}, "dataloader.dataset is '@other'"),
+        ({"dataloader": {"collate_fn": "$f"}}, "dataloader.collate_fn is '\\$f'"),
     ],
 )
 def test_other_parts_that_would_run_are_named(changes, message, tmp_path):
@@ -238,6 +286,28 @@ def test_other_words_for_the_same_parts(tmp_path):
     ):
         content = made.config() | {"network": network, "evaluator": parts}
         recipe(made.make_bundle(tmp_path / str(number), content))
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        evaluator(),
+        evaluator(_target_="monai.engines.SupervisedEvaluator", network="@network_def"),
+        evaluator(mode="$monai.utils.ForwardMode.EVAL", val_handlers=None, to_kwargs={}),
+    ],
+)
+def test_a_whole_bundle_is_read(whole, tmp_path):
+    """Bundles of the model zoo have these parts."""
+    content = made.config() | {
+        "dataset": {"_target_": "Dataset", "data": "$[1]", "transform": "@preprocessing"},
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
+        "handlers": [
+            {"_target_": "CheckpointLoader", "load_path": "$@bundle_root + '/models/model.pt'"},
+            {"_target_": "ignite.handlers.Timer"},
+        ],
+        "evaluator": whole,
+    }
+    recipe(made.make_bundle(tmp_path / "b", content))
 
 
 @pytest.mark.parametrize(
