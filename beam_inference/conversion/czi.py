@@ -263,6 +263,12 @@ def _choose(
         for axis in sorted(stops)
         if axis not in _AXES + _MOSAIC and stops[axis] - starts[axis] > 1
     )
+    without = [axis for axis, _ in further for tile in tiles if axis not in tile.positions]
+    if without:
+        raise VolumeError(
+            f"{path} lists tiles that state no position along {without[0]}, where others do: it is "
+            "damaged. Copy it again, or save it with ZEN."
+        )
     chosen = choose_volume(path, [Image("", further)], name)
     found = [
         tile

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -202,7 +203,7 @@ def slice_stack(pattern: str, storage: Storage = LOCAL) -> SliceStack:
         header.dtype,
         None,
         header.grain,
-        numbering_notes([Path(path).name for path in paths]) + header.notes,
+        numbering_notes([_name(path) for path in paths]) + header.notes,
     )
     marks = b"".join(map(mark_content, files))
     return SliceStack(pattern, _hash(paths), hash_contents(files), marks, info, storage)
@@ -247,21 +248,30 @@ def _sort_naturally(paths: Iterable[str]) -> list[str]:
     Raises:
         VolumeError: they may be decimals, by which the order is another one.
     """
-    found = sorted(paths, key=natural_key)
-    fractions = {part for path in found for part in _FRACTION.findall(Path(path).stem)}
+    found = sorted(paths, key=lambda path: natural_key(_decode(path)))
+    fractions = {part for path in found for part in _FRACTION.findall(Path(_decode(path)).stem)}
     # No decimal that is written as short as it can be ends with 0; a second number would.
     if len({len(part) for part in fractions}) > 1 and not any(
         part.endswith("0") for part in fractions
     ):
-        other = sorted(found, key=_decimal_key)
+        other = sorted(found, key=lambda path: _decimal_key(_decode(path)))
         for path, other_path in zip(found, other, strict=True):
             if path != other_path:
                 raise VolumeError(
                     "the names of slices hold numbers with a point, which may be decimals or two "
-                    f"numbers: {Path(path).name} and {Path(other_path).name} come in the one order "
+                    f"numbers: {_name(path)} and {_name(other_path)} come in the one order "
                     "or the other. Rename them, with as many digits behind the point everywhere."
                 )
     return found
+
+
+def _decode(path: str) -> str:
+    """A path, or a URL as it reads: the digits of its encoded letters (``%20``) number nothing."""
+    return unquote(path) if is_url(path) else path
+
+
+def _name(path: str) -> str:
+    return Path(_decode(path)).name
 
 
 def _decimal_key(path: str) -> tuple[tuple[str | Decimal, ...], str]:
@@ -296,7 +306,7 @@ def _common_header(paths: Sequence[StoredFile]) -> SliceHeader:
         first.setdefault(replace(header, grain=FREE, plane=None), path)
     if len(first) > 1:
         counts = Counter(replace(header, grain=FREE, plane=None) for header in headers)
-        names = {header: Path(str(file)).name for header, file in first.items()}
+        names = {header: _name(str(file)) for header, file in first.items()}
         kinds = [
             f"{count} such as {names[header]}: {header.height} × {header.width} (y, x), "
             f"channels: {header.channels}, {header.dtype}"

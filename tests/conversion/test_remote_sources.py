@@ -391,6 +391,21 @@ def test_slices_in_a_store_are_checked_as_those_here():
         large.open()(large.info.bounds)
 
 
+def test_slices_are_in_the_order_of_their_names_as_they_read():
+    """In URLs a space is ``%20``, whose digits would come before those of the number."""
+    array = random_array("uint8", (6, 20, 30))
+    pictures = slices_of(array, "png").values()
+    names = [f"t µ {number}.png" for number in ("07", "08", "9", "10", "11", "12")]
+    source = source_of(put(dict(zip(names, pictures, strict=True))))
+    assert_holds(source, array)
+    assert source.info.notes == ()
+    gap = dict(zip((f"s {z}.png" for z in (8, 9, 11, 12, 13, 14)), pictures, strict=True))
+    (note,) = source_of(put(gap)).info.notes
+    assert note.endswith("move up: 10; the order of the slices is s 8.png … s 14.png")
+    with pytest.raises(VolumeError, match=r"two slices have one number: s 05\.png and s 5\.png"):
+        source_of(put(dict(zip(("s 5.png", "s 05.png", "s 6.png"), pictures, strict=False))))
+
+
 def on_the_web(files):
     """A web server of files in the folder "em"."""
     return WebFiles({f"/em/{name}": content for name, content in files.items()})

@@ -248,6 +248,17 @@ class TestCziTiles:
         assert all(note in " ".join(found) for note in notes)
         assert len(found) == {50: 2, 20: 0, 10: 1}[move]
 
+    def test_tiles_of_no_time_beside_those_of_times_are_refused(self, tmp_path):
+        path = listed_tiles(tmp_path / "a.czi", "Z", lambda z, n: (z, n))
+        data = bytearray(Path(path).read_bytes())
+        place = data.rfind(b"T\0\0\0")
+        data[place : place + 8] = b"T\0\0\0\1\0\0\0"
+        place = data.rfind(b"T\0\0\0", 0, place)
+        data[place : place + 4] = b"H\0\0\0"
+        Path(path).write_bytes(data)
+        with pytest.raises(VolumeError, match="tiles that state no position along T"):
+            describe_czi(path, None)
+
     def test_two_tiles_at_one_place_are_refused(self, tmp_path):
         path = listed_tiles(tmp_path / "a.czi", "X", lambda _, n: (0, n))
         data = Path(path).read_bytes()
