@@ -85,11 +85,13 @@ def refuse_unwritable(url: str) -> None:
         raise ValueError(
             "http(s):// can only be read from; write to a local folder, gs:// or s3://"
         )
-    odd = [sign for sign in "|\\" if sign in unquote(url)]
+    patterns = "" if "://" not in url or url.startswith("file://") else "*[\n"
+    odd = [sign for sign in f"|\\{patterns}" if sign in unquote(url)]
     if odd:
+        signs = " and ".join(odd).replace("\n", "a line break")
         raise ValueError(
-            f"the name of what is written has {' and '.join(odd)} in it, which TensorStore takes "
-            "for something else when it is read back: give it another name"
+            f"the name of what is written has {signs} in it, which stands for something else when "
+            "it is read back: give it another name"
         )
 
 

@@ -186,12 +186,19 @@ def _explain(error: Any) -> str:
 def absolute_path(path: str, folder: str | Path) -> str:
     """A path, relative to a folder or bucket, as an absolute one; a URL as it is.
 
+    ``~/`` at its beginning stands for the home folder, as no shell puts it into a file.
+
     Raises:
-        ConfigError: it leads out of the bucket.
+        ConfigError: it leads out of the bucket, or the home folder is not known.
     """
     if "://" in path:
         return path
-    if isinstance(folder, str) and not path.startswith(("/", "~")):
+    if path.startswith("~/"):
+        try:
+            path = str(Path(path).expanduser())
+        except RuntimeError:
+            raise ConfigError(f"{path}: the home folder is not known. Set HOME.") from None
+    if isinstance(folder, str) and not path.startswith("/"):
         scheme, _, place = folder.partition("://")
         bucket, _, inside = place.partition("/")
         joined = posixpath.normpath(posixpath.join(inside, path))
@@ -200,7 +207,7 @@ def absolute_path(path: str, folder: str | Path) -> str:
                 f"the path {path} leads out of {scheme}://{bucket}, where the job file is"
             )
         return f"{scheme}://{bucket}/{joined}"
-    return str((Path(folder) / Path(path).expanduser()).absolute())
+    return str((Path(folder) / path).absolute())
 
 
 def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:

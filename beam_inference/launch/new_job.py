@@ -168,7 +168,7 @@ def _path_from(folder: Path, path: str) -> str:
     """A path as a job file in a folder says it: relative where it lies inside the folder."""
     if "://" in path:
         return path
-    absolute = Path(path).expanduser().absolute()
+    absolute = Path(path).absolute()
     inside = os.path.relpath(absolute, folder.absolute())
     return str(absolute) if inside.startswith("..") else inside
 

@@ -379,7 +379,7 @@ def _hinting_at_flags() -> Iterator[None]:
 
 
 def _absolute(path: str) -> str:
-    return path if "://" in path else str(Path(path).expanduser().absolute())
+    return path if "://" in path else str(Path(path).absolute())
 
 
 def _is_code(model: Network) -> bool:

@@ -17,6 +17,7 @@ from pydantic import Field
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import describe_error, shorten_text, shorten_value
+from beam_inference.models.monai_checkpoints import list_checkpoints
 from beam_inference.models.monai_config import (
     CONFIGS,
     METADATA,
@@ -24,9 +25,11 @@ from beam_inference.models.monai_config import (
     Config,
     config_file,
     is_bundle,
+    is_foreign,
     read_config,
     read_metadata,
 )
+from beam_inference.models.monai_parts import check_parts
 from beam_inference.models.monai_steps import Preparation, finish, prepare
 from beam_inference.models.package_files import ForeignModel, is_file, local_file, parse_foreign
 from beam_inference.models.packages import (
@@ -95,7 +98,9 @@ def _read(root: Traversable, folds: Folds | None) -> _Bundle:
         raise ModelContractError(f"{root}: a MONAI bundle has no folds: remove model.folds")
     metadata = read_metadata(root)
     source = root / "configs" / "metadata.json"
-    return _Bundle(root, read_config(root), parse_foreign(metadata, _Metadata, source, "MONAI"))
+    config = read_config(root)
+    check_parts(config)
+    return _Bundle(root, config, parse_foreign(metadata, _Metadata, source, "MONAI"))
 
 
 @dataclass(frozen=True)
@@ -125,12 +130,12 @@ class _Bundle:
     @cached_property
     def weights(self) -> str:
         """Name of the file of the network."""
-        known = [name.rpartition("/")[2] for name in _WEIGHTS]
-        others = [each for each in self.config.checkpoints() if each not in known]
+        others = [each for each in list_checkpoints(self.config) if each not in _WEIGHTS]
         if others:
             raise ModelContractError(
-                f"{self.config.file} loads {shorten_text(others[0])}; only {' and '.join(known)} "
-                "are known here, whose weights may be others. Rename the file, here and there."
+                f"{self.config.file} loads {shorten_text(others[0])}; only "
+                f"{' and '.join(_WEIGHTS)} are known here, whose weights may be others. Rename the "
+                "file, here and there."
             )
         for name in _WEIGHTS:
             folder, _, file = name.partition("/")
@@ -189,13 +194,20 @@ class _Bundle:
         )
 
     def _weight_cautions(self) -> list[str]:
-        loaded = [each for each in self.config.checkpoints() if not self.weights.endswith(each)]
-        if not loaded or not is_file(self.root / "models" / loaded[0]):
-            return []
-        return [
-            f"{CONFIGS[0]} loads models/{loaded[0]}, and {self.weights} is taken here, which is "
-            "meant to hold the same weights. Export it again if the other one was trained since."
-        ]
+        cautions = []
+        loaded = [each for each in list_checkpoints(self.config) if each != self.weights]
+        if loaded and is_file(self.root / "models" / loaded[0].rpartition("/")[2]):
+            cautions.append(
+                f"{CONFIGS[0]} loads {loaded[0]}, and {self.weights} is taken here, which is meant "
+                "to hold the same weights. Export it again if the other one was trained since."
+            )
+        described = self.config.values.get("network_def")
+        if isinstance(described, dict) and is_foreign(described):
+            cautions.append(
+                f"{CONFIGS[0]} makes the network by {shorten_text(described['_target_'])}, whose "
+                f"code is not looked at: {self.weights} is run, which is meant to be the same."
+            )
+        return cautions
 
     def _inferer(self) -> Component:
         inferer = self.config.own_component("inferer")

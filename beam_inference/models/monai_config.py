@@ -16,7 +16,6 @@ from typing import Any
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_text, shorten_value
-from beam_inference.models.monai_parts import check_parts, class_name, is_foreign
 from beam_inference.models.package_files import read_json, read_yaml
 
 CONFIGS = ("configs/inference.json", "configs/inference.yaml", "configs/inference.yml")
@@ -25,7 +24,13 @@ METADATA = "configs/metadata.json"
 _CONSTANTS = {"$torch.float32": "float32", "$torch.float": "float32", "$np.float32": "float32"}
 """Expressions that stand for names."""
 
-_CHECKPOINT = re.compile(r"[\w-]+\.(?:pt|pth|ts|ckpt)\b")
+_REFERENCE = re.compile(r"\$?(@[\w#:]+)")
+"""What stands for another part of the configuration, and for nothing else."""
+
+_OF_COMPOSE = {"_target_", "_desc_", "_disabled_", "transforms", "map_items", "lazy", "log_stats"}
+"""Keys of a list of transforms that change no value."""
+
+_READER = re.compile(r"\$?(monai\.data\.)?(ITK|Nibabel|Nrrd|Numpy|PIL|Pydicom)Reader")
 
 _FLOATS = re.compile(r"\$?((torch|np|numpy)\.)?(float|float32|float64|double)")
 _OF_A_DTYPE = ("EnsureType", "EnsureTyped", "LoadImage", "LoadImaged", "ToTensor", "ToTensord")
@@ -90,21 +95,23 @@ class Config:
     values: Json = field(repr=False)
 
     def component(self, key: str) -> Component | None:
-        """A component on top of the configuration; None if there is none.
+        """A component on top of the configuration; None if there is none, or it is disabled.
 
         Raises:
             ModelContractError: it is made by an expression, or is no component.
         """
         if key not in self.values:
             return None
-        return self._component(self.values[key], key)
+        found = self._component(self.values[key], key)
+        return None if _is_disabled(found.arguments.pop("_disabled_", False)) else found
 
-    def transforms(self, key: str, without_effect: Container[str | None]) -> list[Component]:
+    def transforms(self, key: str, without_effect: Mapping[str, Container[str]]) -> list[Component]:
         """The transforms that a ``Compose`` lists; none if there is none.
 
         Args:
             key: on top of the configuration.
-            without_effect: names of transforms that are left out.
+            without_effect: names of transforms that are left out, and of their arguments by which
+                they change no value.
 
         Raises:
             ModelContractError: it is something else, or made by an expression.
@@ -112,11 +119,16 @@ class Config:
         value = self.values.get(key)
         if value is None:
             return []
-        value = self._follow(value, key)
+        value = self.follow(value, key)
         if isinstance(value, dict) and self._own_name(value, key) == "Compose":
-            if _is_disabled(self._follow(value.get("_disabled_", False), key)):
+            if _is_disabled(self.follow(value.get("_disabled_", False), key)):
                 return []
-            value = self._follow(value.get("transforms", []), f"{key}.transforms")
+            for name in value.keys() - _OF_COMPOSE:
+                raise ModelContractError(
+                    f"{self.file}: {key} has the argument {shorten_text(name)}, which is not known "
+                    "here. Write the job file by hand."
+                )
+            value = self.follow(value.get("transforms", []), f"{key}.transforms")
         if not isinstance(value, list):
             raise ModelContractError(
                 f"{self.file}: {key} is {shorten_value(value)}: expected Compose with a list of "
@@ -125,13 +137,11 @@ class Config:
         made = []
         for number, each in enumerate(value):
             place = f"{key}.{number}"
-            followed = self._follow(each, place)
-            if (
-                isinstance(followed, dict)
-                and self._own_name(followed, place) in without_effect
-                and self._keeps_values(followed, place)
-            ):
-                continue  # its other arguments may be expressions, which do not matter
+            followed = self.follow(each, place)
+            name = self._own_name(followed, place) if isinstance(followed, dict) else None
+            if isinstance(followed, dict) and name is not None and name in without_effect:
+                self._check_keeps_values(followed, place, without_effect[name])
+                continue  # its arguments may be expressions, which do not matter
             made.append(self._component(followed, place))
         return [each for each in made if not _is_disabled(each.arguments.pop("_disabled_", False))]
 
@@ -159,39 +169,36 @@ class Config:
             )
         return class_name(value)
 
-    def _keeps_values(self, transform: Json, place: str) -> bool:
-        """Whether a transform that is left out changes no value.
+    def _check_keeps_values(self, transform: Json, place: str, known: Container[str]) -> None:
+        """Check that a transform that is left out changes no value.
 
         Raises:
-            ModelContractError: it does.
+            ModelContractError: it does, or may.
         """
+        for name, value in transform.items():
+            if name not in known and not is_of_the_parser(name) and value is not None:
+                raise ModelContractError(
+                    f"{self.file}: {place} has the argument {shorten_text(name)}, which may change "
+                    "values, and is not known here. Write the job file by hand."
+                )
+        reader = transform.get("reader")
+        if reader is not None and not (isinstance(reader, str) and _READER.fullmatch(reader)):
+            raise ModelContractError(
+                f"{self.file}: {place}.reader is {shorten_value(reader)}; only MONAI's own readers "
+                "are known to read what a file holds. Write the job file by hand."
+            )
         dtypes = transform.get("dtype")
         if class_name(transform) not in _OF_A_DTYPE or dtypes is None:
-            return True
+            return
         for dtype in dtypes if isinstance(dtypes, list) else [dtypes]:
             if not isinstance(dtype, str) or not _FLOATS.fullmatch(dtype):
                 raise ModelContractError(
                     f"{self.file}: {place} makes {shorten_value(dtype)} of the values; jobs "
                     "compute in float32. Write the job file by hand."
                 )
-        return True
-
-    def checkpoints(self) -> list[str]:
-        """Names of the files of weights that MONAI would load, as far as texts name them."""
-        found: set[str] = set()
-        waiting: list[tuple[object, bool]] = [(self.values, False)]
-        while waiting:
-            value, is_path = waiting.pop()
-            if isinstance(value, dict):
-                waiting += [(each, key == "load_path") for key, each in value.items()]
-            elif isinstance(value, list):
-                waiting += [(each, is_path) for each in value]
-            elif isinstance(value, str) and is_path:
-                found.update(_CHECKPOINT.findall(value))
-        return sorted(found)
 
     def _component(self, value: object, place: str) -> Component:
-        value = self._follow(value, place)
+        value = self.follow(value, place)
         if not isinstance(value, dict) or class_name(value) is None:
             raise ModelContractError(
                 f"{self.file}: {place} is {shorten_value(value)}: expected a component with "
@@ -201,14 +208,19 @@ class Config:
         arguments = {
             name: self._plain(each, f"{place}.{name}", 0)
             for name, each in value.items()
-            if name not in ("_target_", "_desc_")
+            if name not in ("_target_", "_desc_", "_requires_")
         }
+        if (mode := arguments.pop("_mode_", "default")) != "default":
+            raise ModelContractError(
+                f"{self.file}: {place} has _mode_: {shorten_value(mode)}; only default is known "
+                "here. Write the job file by hand."
+            )
         name = target.rpartition(".")[2]
         return Component(name, target, f"{self.file}: {place}", arguments)
 
     def _plain(self, value: object, place: str, depth: int) -> Any:
         """A value without references; expressions and components in it are refused."""
-        value = self._follow(value, place)
+        value = self.follow(value, place)
         if depth > _DEEPEST:
             raise ModelContractError(f"{self.file}: {place} is too deep")
         if isinstance(value, list):
@@ -228,14 +240,23 @@ class Config:
             }
         return value
 
-    def _follow(self, value: object, place: str) -> object:
-        """What a reference stands for; an expression is refused."""
+    def follow(self, value: object, place: str) -> object:
+        """What a reference stands for, also one of another; other values as they are.
+
+        Args:
+            value: of the configuration.
+            place: where it stands, for messages.
+
+        Raises:
+            ModelContractError: it is an expression, or leads nowhere.
+        """
         for _ in range(_DEEPEST):
             if not isinstance(value, str):
                 return value
             if value in _CONSTANTS:
                 return _CONSTANTS[value]
-            if value.startswith("$"):
+            reference = _REFERENCE.fullmatch(value)
+            if reference is None and value.startswith(("$", "@")):
                 raise ModelContractError(
                     f"{self.file}: {place} is the expression {shorten_text(value)}, which is "
                     "Python code and is not run. Write its value there, or the job file by hand."
@@ -244,12 +265,17 @@ class Config:
                 raise ModelContractError(
                     f"{self.file}: {place} is the macro {shorten_text(value)}, which is not read"
                 )
-            if not value.startswith("@"):
+            if reference is None:
                 return value
-            value = self._look_up(value, place)
+            value = self.look_up(reference[1], place)
         raise ModelContractError(f"{self.file}: {place} refers to itself")
 
-    def _look_up(self, reference: str, place: str) -> object:
+    def look_up(self, reference: str, place: str) -> object:
+        """What a reference such as ``@name`` or ``@name#0`` names, which may be one itself.
+
+        Raises:
+            ModelContractError: there is nothing.
+        """
         found: object = self.values
         for part in reference[1:].replace("::", "#").split("#"):
             if isinstance(found, dict) and part in found:
@@ -266,6 +292,24 @@ class Config:
 def _is_disabled(value: object) -> bool:
     """Whether ``_disabled_`` says so; MONAI takes a text for what it means."""
     return value.strip().lower() == "true" if isinstance(value, str) else bool(value)
+
+
+def class_name(component: Json) -> str | None:
+    """Name of a component's class without the module; None where there is none."""
+    target = component.get("_target_")
+    return target.rpartition(".")[2] if isinstance(target, str) else None
+
+
+def is_foreign(component: Json, own: tuple[str, ...] = ("monai",)) -> bool:
+    """Whether a component's class is of other packages, and may do anything under its name."""
+    target = component.get("_target_")
+    root = target.rpartition(".")[0].partition(".")[0] if isinstance(target, str) else ""
+    return root not in ("", *own)
+
+
+def is_of_the_parser(key: str) -> bool:
+    """Whether a key is for MONAI's parser, as ``_target_`` and ``_desc_``, and no argument."""
+    return re.fullmatch(r"_[a-z]+_", key) is not None
 
 
 def is_bundle(folder: Traversable) -> bool:
@@ -285,15 +329,13 @@ def read_config(folder: Traversable) -> Config:
     """Read the configuration of a bundle.
 
     Raises:
-        ModelContractError: it is absent or damaged, or MONAI would run other parts of it.
+        ModelContractError: it is absent or damaged.
     """
     name = config_file(folder)
     if name is None:
         raise ModelContractError(f"{folder} has none of {', '.join(CONFIGS)}")
     file = _file(folder, name)
-    config = Config(file, read_json(file) if name.endswith(".json") else read_yaml(file))
-    check_parts(file, config.values)
-    return config
+    return Config(file, read_json(file) if name.endswith(".json") else read_yaml(file))
 
 
 def read_metadata(folder: Traversable) -> Json:

@@ -5,7 +5,7 @@ What each transform computes was read in MONAI 1.6.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,23 +14,37 @@ from beam_inference.foreign_text import shorten_value
 from beam_inference.models.monai_config import Component, Config
 from beam_inference.models.packages import LEVELS
 
-NOT_OF_VALUES = frozenset(
-    {
-        "LoadImaged",
-        "LoadImage",
-        "EnsureChannelFirstd",
-        "EnsureChannelFirst",
-        "AddChanneld",
-        "EnsureTyped",
-        "EnsureType",
-        "ToTensord",
-        "ToDeviced",
-        "Invertd",
-        "SaveImaged",
-        "Identityd",
-    }
-)
-"""Transforms that read, carry and write values, and do not change them."""
+_KEYS_ONLY = frozenset({"keys", "allow_missing_keys"})
+_CONVERTED = _KEYS_ONLY | {"data_type", "dtype", "device", "wrap_sequence", "track_meta"}
+_META_KEYS = frozenset({"meta_keys", "meta_key_postfix"})
+_WITHOUT_EFFECT = {
+    "LoadImage": _KEYS_ONLY
+    | _META_KEYS
+    | {"dtype", "ensure_channel_first", "expanduser", "image_only", "overwriting"}
+    | {"prune_meta_pattern", "prune_meta_sep", "reader", "simple_keys"}
+    | {"affine_lps_to_ras", "squeeze_non_spatial_dims"},
+    "EnsureChannelFirst": _KEYS_ONLY | {"channel_dim", "strict_check"},
+    "AddChannel": _KEYS_ONLY,
+    "EnsureType": _CONVERTED,
+    "ToTensor": _CONVERTED,
+    "ToDevice": _KEYS_ONLY | {"device", "non_blocking"},
+    "Invert": _KEYS_ONLY
+    | _META_KEYS
+    | {"device", "nearest_interp", "orig_keys", "orig_meta_keys", "to_tensor", "transform"},
+    "SaveImage": _KEYS_ONLY
+    | _META_KEYS
+    | {"data_root_dir", "dtype", "folder_layout", "mode", "output_dir", "output_dtype"}
+    | {"output_ext", "output_format", "output_name_formatter", "output_postfix", "padding_mode"}
+    | {"print_log", "resample", "savepath_in_metadict", "separate_folder", "squeeze_end_dims"}
+    | {"writer"},
+    "Identity": _KEYS_ONLY,
+}
+NOT_OF_VALUES: Mapping[str, Container[str]] = {
+    f"{name}{suffix}": arguments
+    for name, arguments in _WITHOUT_EFFECT.items()
+    for suffix in ("", "d")
+}
+"""Transforms that read, carry and write values, and their arguments by which they change none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -437,7 +437,7 @@ def url_of(path: str) -> str:
         ConfigError: the URL carries credentials.
     """
     check_url(path)
-    return path.rstrip("/") if "://" in path else Path(path).expanduser().absolute().as_uri()
+    return path.rstrip("/") if "://" in path else Path(path).absolute().as_uri()
 
 
 def local_folder(url: str) -> Path | None:

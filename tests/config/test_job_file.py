@@ -1,12 +1,23 @@
+from pathlib import Path
+
 import pytest
 from helpers import job_values, write_job
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import JobConfig
-from beam_inference.config.job_file import parse_job
+from beam_inference.config.job_file import absolute_path, parse_job
 from beam_inference.config.volumes import Pyramid
 from beam_inference.errors import ConfigError
 from beam_inference.launch.job_files import load_job
+
+
+def test_a_path_may_begin_in_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    jobs = Path("/jobs")
+    assert absolute_path("~/em", jobs) == absolute_path("~/em", "gs://b/jobs") == "/home/me/em"
+    assert absolute_path("~em", jobs) == "/jobs/~em"
+    assert absolute_path("./~/em", jobs) == "/jobs/~/em"
+    assert absolute_path("~root", "gs://b/jobs") == "gs://b/jobs/~root"
 
 
 def load(tmp_path, overrides=(), **sections):

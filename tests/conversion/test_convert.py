@@ -378,6 +378,8 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
         ([folder, out, *SIZE, "--encoding=nope"], 'Expected one of "raw", "png"'),
         ([folder, "https://host/x", *SIZE], "can only be read from"),
         ([folder, f"{out}|b", *SIZE], "has | in it"),
+        ([folder, "s3://bucket/a*b", *SIZE], "has * in it"),
+        ([folder, "gs://bucket/a%0ab", *SIZE], "has a line break in it"),
         ([folder, f"{out}\\b", *SIZE], "has \\ in it"),
         ([f"{folder}/nothing*", out, *SIZE], "matches no slices"),
     ]

@@ -189,6 +189,23 @@ def test_preprocessing(transforms, normalize, tmp_path):
         ({"inferer": {"process_fn": 1}}, "has the argument process_fn, which is not known"),
         ({"network": made.NETWORK | {"spatial_dims": 2}}, "the network has 2 axes of space"),
         (
+            {"after": [{"_target_": "Invertd", "keys": "pred", "post_func": "$lambda x: 1 - x"}]},
+            "postprocessing.0 has the argument post_func, which may change values",
+        ),
+        (
+            {"after": [{"_target_": "SaveImaged", "keys": "pred", "scale": 255}]},
+            "postprocessing.0 has the argument scale",
+        ),
+        (
+            {"transforms": [transform("LoadImaged", reverse_indexing=True)]},
+            "preprocessing.0 has the argument reverse_indexing",
+        ),
+        (
+            {"transforms": [transform("LoadImaged", reader="$__import__('mine').Reader")]},
+            "preprocessing.0.reader is .*; only MONAI's own readers",
+        ),
+        ({"inferer": {"_mode_": "callable"}}, "inferer has _mode_: 'callable'"),
+        (
             {"transforms": [transform("ToTensord", dtype="$torch.uint8")]},
             r"makes '\$torch\.uint8' of the values",
         ),
@@ -198,6 +215,14 @@ def test_what_is_not_known_is_named(changes, message, tmp_path):
     content = made.config(**changes)
     with pytest.raises(ModelContractError, match=message):
         recipe(made.make_bundle(tmp_path / "b", content))
+
+
+POST = {"_target_": "PostProcessing", "transform": "$f"}
+
+
+def change_list(key, **changes):
+    """A list of transforms with further arguments."""
+    return {key: {"_target_": "Compose", "transforms": []} | changes}
 
 
 def evaluator(**changes):
@@ -251,17 +276,75 @@ def evaluator(**changes):
             },
             "evaluator.val_handlers.1 is 'scripts.Handler'",
         ),
+        ({"evaluator": evaluator(val_handlers=["@pp"]), "pp": POST}, "val_handlers.0 is 'PostP"),
+        ({"evaluator": evaluator(), "handlers": ["@pp"], "pp": POST}, "val_handlers.0 is 'PostP"),
+        ({"evaluator": evaluator(val_handlers="@h#a"), "h": {"a": [POST]}}, "val_handlers.0 is"),
+        ({"evaluator": evaluator(val_handlers=POST)}, "val_handlers.0 is 'PostProcessing'"),
+        ({"evaluator": evaluator(val_handlers="$f(@handlers)")}, "val_handlers is the expression"),
+        ({"evaluator": evaluator(val_handlers=[{"_target_": "TrtHandler"}])}, "0 is 'TrtHandler'"),
+        ({"evaluator": "@other", "other": evaluator(mode="train")}, "evaluator.mode is 'train'"),
+        ({"evaluator": "%other"}, "evaluator is the macro"),
+        ({"dataset": "@d", "d": {"_target_": "Dataset", "transform": "@t"}}, "transform is '@t'"),
+        ({"network": {"_target_": "torch.jit.load", "f": "a.ts"}}, "network is {.*; only @network"),
+        (
+            {"network_def": {"_target_": "torch.jit.load", "f": "models/other.ts"}},
+            "network_def.f is models/other.ts: MONAI would load",
+        ),
+        ({"run": ["$@evaluator2.run()"]}, r"run.0 is '\$@evaluator2.run\(\)', which may change"),
+        ({"run": "$@validate#evaluator.run()"}, "run.0 is"),
+        ({"initialize": ["$import os", "$@network.load_state_dict(1)"]}, "initialize.1 is"),
+        ({"evaluating": [{"_target_": "f"}]}, "evaluating.0 is"),
         ({"dataset": {"_target_": "Dataset", "transform": None}}, "dataset.transform is null"),
         ({"dataset": {"_target_": "Dataset"}}, "dataset.transform is not given"),
         ({"dataset": {"_target_": "GridPatchDataset"}}, "dataset is a GridPatchDataset"),
         ({"dataloader": {"dataset": "@other"}}, "dataloader.dataset is '@other'"),
         ({"dataloader": {"collate_fn": "$f"}}, "dataloader.collate_fn is '\\$f'"),
+        (
+            change_list("postprocessing", _mode_="callable"),
+            "postprocessing has the argument _mode_",
+        ),
+        (change_list("preprocessing", overrides={}), "preprocessing has the argument overrides"),
     ],
 )
 def test_other_parts_that_would_run_are_named(changes, message, tmp_path):
     content = made.config() | changes
     with pytest.raises(ModelContractError, match=message):
         recipe(made.make_bundle(tmp_path / "b", content))
+
+
+@pytest.mark.parametrize(
+    ("path", "others"),
+    [
+        ("@checkpoint", {"checkpoint": "$@bundle_root + '/models/best.pt'"}),
+        (
+            "$@checkpoint",
+            {"checkpoint": "$@folder + '/best.pt'", "folder": "$@bundle_root+'/models'"},
+        ),
+        ("$os.path.join(@bundle_root, 'models', @name + '.pt')", {"name": "best"}),
+        ("$str(Path(@bundle_root) / 'models' / 'best.pt')", {}),
+    ],
+)
+def test_weights_are_found_behind_references(path, others, tmp_path):
+    parts = {"loader": {"_target_": "CheckpointLoader", "load_path": path}} | others
+    with pytest.raises(ModelContractError, match=r"loads models/best\.pt; only models/model"):
+        recipe(made.make_bundle(tmp_path / "a", made.config() | parts))
+    right = json.loads(json.dumps(parts).replace("best", "model"))
+    recipe(made.make_bundle(tmp_path / "b", made.config() | right))
+
+
+@pytest.mark.parametrize(
+    ("path", "others"),
+    [
+        ("$@bundle_root + '/models/model.pt'.replace('model', 'best')", {}),
+        ("$@a + @a", {"a": "$@b + @b", "b": "$@a"}),
+        ("@a0", {f"a{n}": f"$@a{n + 1} + @a{n + 1}" for n in range(40)} | {"a40": "x"}),
+        ("@a", {"a": 5}),
+    ],
+)
+def test_weights_that_an_expression_names_are_refused(path, others, tmp_path):
+    parts = {"loader": {"_target_": "CheckpointLoader", "load_path": path}} | others
+    with pytest.raises(ModelContractError, match="loads .*; only models/model"):
+        recipe(made.make_bundle(tmp_path / "a", made.config() | parts))
 
 
 def loading(*names):
@@ -271,12 +354,25 @@ def loading(*names):
 
 
 def test_weights_that_are_others_are_refused_or_told(tmp_path):
-    with pytest.raises(ModelContractError, match="inference.json loads model_tuned.pt; only"):
+    with pytest.raises(
+        ModelContractError, match="inference.json loads models/model_tuned.pt; only"
+    ):
         recipe(made.make_bundle(tmp_path / "a", made.config() | loading("model_tuned.pt")))
     folder = made.make_bundle(tmp_path / "b", made.config() | loading("model.pt"))
     assert not any("model.pt" in caution for caution in recipe(folder).cautions)
     (folder / "models/model.pt").write_bytes(b"")
     assert any("loads models/model.pt, and" in caution for caution in recipe(folder).cautions)
+
+
+def test_a_network_of_other_code_is_told(tmp_path):
+    network = made.NETWORK | {"_target_": "scripts.nets.Mine"}
+    (caution,) = [
+        each
+        for each in recipe(made.make_bundle(tmp_path, made.config(network=network))).cautions
+        if "scripts" in each
+    ]
+    assert "makes the network by scripts.nets.Mine, whose code is not looked at" in caution
+    assert "models/model.ts is run" in caution
 
 
 def test_other_words_for_the_same_parts(tmp_path):
@@ -286,6 +382,14 @@ def test_other_words_for_the_same_parts(tmp_path):
     ):
         content = made.config() | {"network": network, "evaluator": parts}
         recipe(made.make_bundle(tmp_path / str(number), content))
+
+
+def test_words_of_the_parser_are_read(tmp_path):
+    parts = {"_mode_": "default", "_disabled_": False, "_requires_": "$None", "roi_size": "$@roi"}
+    scaling = transform("CastToTyped") | {"_mode_": "default"}
+    content = made.config([scaling], inferer=parts) | {"roi": made.ROI}
+    folder = made.make_bundle(tmp_path / "b", content)
+    assert recipe(folder).values["inference.patch_shape"] == made.ROI[::-1]
 
 
 @pytest.mark.parametrize(
@@ -300,10 +404,19 @@ def test_a_whole_bundle_is_read(whole, tmp_path):
     """Bundles of the model zoo have these parts."""
     content = made.config() | {
         "dataset": {"_target_": "Dataset", "data": "$[1]", "transform": "@preprocessing"},
-        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
+        "dataloader": {
+            "_target_": "DataLoader",
+            "dataset": "@dataset",
+            "collate_fn": "$monai.data.utils.list_data_collate",
+        },
+        "checkpoint": {"_target_": "CheckpointLoader", "load_path": "models/model.pt"},
+        "initialize": ["$import torch", "$monai.utils.set_determinism(seed=1)"],
+        "run": ["$setattr(torch.backends.cudnn, 'benchmark', True)", "$@evaluator.run()"],
+        "evaluating": "$@checkpoint(@evaluator)",
         "handlers": [
             {"_target_": "CheckpointLoader", "load_path": "$@bundle_root + '/models/model.pt'"},
             {"_target_": "ignite.handlers.Timer"},
+            None,
         ],
         "evaluator": whole,
     }

@@ -132,6 +132,13 @@ def values(**sections):
     }
 
 
+def test_paths_of_commands_are_as_they_read(monkeypatch, tmp_path):
+    """A shell puts the home folder in, where it is meant."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("~", "~nobody", "./~nobody", "~/a"):
+        assert stores.url_of(name) == Path(f"{tmp_path}/{name}").as_uri()
+
+
 def test_relative_paths_of_a_job_in_a_bucket_stay_in_it():
     job = parse_job(values(model={"path": "net.py:make", "weights": "../w.pt"}), "gs://bucket/jobs")
     assert (job.input.path, job.output.path) == ("gs://bucket/em", "gs://bucket/jobs/out")
