@@ -89,7 +89,16 @@ def _is_positive(value: float) -> bool:
     return 0 < value < math.inf
 
 
+def _parse_exactly(text: str) -> float:
+    """A whole number as it is, which a float could not hold beyond 2^53; others as floats."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
 number = number_type(float, math.isfinite, "a number")
+exact_number = number_type(_parse_exactly, lambda _: True, "a number")
 natural = number_type(int, lambda value: value >= 0, "a whole number from 0 on")
 positive = number_type(int, lambda value: value >= 1, "a whole number above 0")
 port = number_type(int, lambda value: 0 <= value < 2**16, "a port, 0 to 65535")

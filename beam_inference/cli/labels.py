@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from beam_inference.cli.argument_types import channels, natural, positive, shape
+from beam_inference.cli.argument_types import channels, exact_number, natural, positive, shape
 from beam_inference.cli.command import (
     PipelineOptions,
     Subparsers,
@@ -91,7 +91,7 @@ def _add_components(subparsers: Subparsers) -> None:
     foreground = parser.add_mutually_exclusive_group(required=True)
     foreground.add_argument(
         "--threshold",
-        type=float,
+        type=exact_number,
         metavar="T",
         help=(
             "foreground is every voxel of at least T, in the stored units of IN, such as 1 to 255 "

@@ -174,6 +174,9 @@ def _components(values: AnyArray, connectivity: int) -> tuple[NDArray[np.uint32]
     # Of booleans, cc3d 4.1.1 expects too few labels where an axis is one voxel long, and raises; of
     # bytes it does not.
     values = values.view(np.uint8) if values.dtype == bool else values
+    if values.size == 1:  # of one voxel it takes no label from 2^63 on
+        labels = (values != 0).astype(np.uint32)
+        return labels, int(labels.sum())
     labels, count = cc3d_library().connected_components(
         values, connectivity=connectivity, return_N=True, out_dtype=np.uint32
     )

@@ -69,7 +69,7 @@ def comparable_threshold(threshold: float, dtype: AnyDtype) -> float:
 
     For integers it is the next whole number: a float could not hold all their values.
     """
-    return threshold if dtype.kind == "f" else math.ceil(threshold)
+    return float(threshold) if dtype.kind == "f" else math.ceil(threshold)
 
 
 def _limits(dtype: AnyDtype) -> tuple[float, float]:

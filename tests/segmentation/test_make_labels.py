@@ -40,6 +40,25 @@ def test_components_returns_a_result_and_prints_nothing(image, tmp_path, capsys)
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("threshold", [2**53 + 1, 2**63 + 1, 2**64 - 1])
+def test_a_threshold_of_large_integers_is_exact(threshold, tmp_path):
+    values = np.full((4, 4, 8), threshold - 1, np.uint64)
+    values[:, :, 5:] = threshold
+    path = write_volume(tmp_path / "in", values, block_shape=(4, 4, 4))
+    target = str(tmp_path / "out")
+    assert main(["components", path, target, f"--threshold={threshold}"]) == 0
+    np.testing.assert_array_equal(read(target), values == threshold)
+
+
+def test_labels_beyond_63_bits_in_chunks_of_one_voxel(tmp_path):
+    values = np.full((1, 9, 1), 2**63, np.uint64)
+    path = write_volume(tmp_path / "in", values, block_shape=(8, 8, 8))
+    target = str(tmp_path / "out")
+    flags = ["--multilabel", "--chunk_shape=8x8x8", "--block_shape=8x8x8"]
+    assert main(["components", path, target, *flags]) == 0
+    np.testing.assert_array_equal(read(target), np.ones_like(values))
+
+
 @pytest.mark.slow
 def test_segment_with_coarser_scales_then_components_in_its_place(image, tmp_path):
     path, values = image
