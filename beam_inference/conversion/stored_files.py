@@ -49,6 +49,9 @@ def file_identity(file: StoredFile) -> Json:
     }
 
 
+_FILES_A_PART = 16 * FILES_AT_A_TIME
+
+
 def find_files(paths: Sequence[str], storage: Storage) -> list[StoredFile]:
     """The files at paths, or at URLs, where each is looked for.
 
@@ -62,8 +65,13 @@ def find_files(paths: Sequence[str], storage: Storage) -> list[StoredFile]:
     """
     if not paths or not is_url(paths[0]):
         return list(paths)
+    found: list[StoredFile] = []
     with ThreadPoolExecutor(FILES_AT_A_TIME) as executor:
-        return list(executor.map(lambda url: find_remote_file(url, storage), paths))
+        # In parts: of all at once, the first that is absent would be told only after the last.
+        for begin in range(0, len(paths), _FILES_A_PART):
+            part = paths[begin : begin + _FILES_A_PART]
+            found += executor.map(lambda url: find_remote_file(url, storage), part)
+    return found
 
 
 def hash_contents(files: Iterable[StoredFile]) -> str:

@@ -87,6 +87,12 @@ def check_operations(network: Model, name: Path | str) -> None:
                 f"{name} has an operation {kind} with strides, dilations or a kernel below 1, or "
                 f"beyond 32 bits: it is damaged, and OpenVINO might not check that. {_ADVICE}"
             )
+        if kind == "AvgPool" and not _averages_inside(node):
+            raise EngineError(
+                f"{name} has an average pooling whose last window reaches beyond the padding "
+                "(ceil_mode), which OpenVINO divides by another number than PyTorch and ONNX "
+                f"Runtime do. {_ADVICE}"
+            )
         if not _are_known(node) or (kind in _FINDERS and not _FINDERS[kind](node)):
             raise EngineError(
                 f"{name} has an operation {kind} with axes, extents or indices that are outside of "
@@ -108,6 +114,20 @@ def _has_sound_steps(node: Any) -> bool:
     attributes = node.get_attributes()
     numbers = [number for key in _STEPS for number in attributes.get(key, ())]
     return all(0 < number < _BEYOND for number in numbers)
+
+
+def _averages_inside(node: Any) -> bool:
+    """Whether no window of an average pooling that counts the padding reaches beyond it."""
+    told = node.get_attributes()
+    if told["exclude-pad"] or "ceil" not in str(told["rounding_type"]).lower():
+        return True
+    begin, end, kernel, strides = (
+        np.array(told[key]) for key in ("pads_begin", "pads_end", "kernel", "strides")
+    )
+    lengths = np.array(node.input_value(0).get_shape()[2:]) + begin + end
+    dilations = np.array(told.get("dilations", np.ones_like(kernel)))
+    rest = (lengths - dilations * (kernel - 1) - 1) % strides
+    return not (rest.any() and (begin.any() or end.any()))
 
 
 def _are_known(node: Any) -> bool:

@@ -88,7 +88,8 @@ class Levels(Frozen):
         quantiles: the quantiles, ascending.
         volume: the values at them: the smallest stored value that at least such a share of all
             voxels does not exceed.
-        sections: such values of each section, from ``start`` on; None of floats.
+        sections: such values of each section, from ``start`` on; None of volumes of
+            floats.
         mean, std: of all voxels.
         section_moments: mean and std of each section; files of earlier versions do not have them.
         channels: levels of each channel; files of earlier versions do not have them.
@@ -105,7 +106,7 @@ class Levels(Frozen):
     start: int
     quantiles: list[float]
     volume: list[StoredInteger | StoredFloat]
-    sections: list[list[StoredInteger]] | None
+    sections: list[list[StoredInteger | StoredFloat]] | None
     mean: StoredFloat
     std: Deviation
     section_moments: list[tuple[StoredFloat, Deviation]] | None = None
@@ -250,7 +251,7 @@ def levels_of_array(array: AnyArray) -> Levels:
         start=0,
         quantiles=list(QUANTILES),
         volume=whole.values,
-        sections=None,
+        sections=[describe_values(ArrayValues(array[:, z])).values for z in range(array.shape[1])],
         mean=whole.mean,
         std=whole.std,
         section_moments=[(float(each.mean()), float(each.std())) for each in sections],

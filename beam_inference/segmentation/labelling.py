@@ -170,13 +170,17 @@ def _plane(array: AnyArray, axis: int, part: slice) -> AnyArray:
     return array[tuple(part if a == axis else slice(None) for a in range(3))].copy()
 
 
+_FEW_VOXELS = 64
+
+
 def _components(values: AnyArray, connectivity: int) -> tuple[NDArray[np.uint32], int]:
     # Of booleans, cc3d 4.1.1 expects too few labels where an axis is one voxel long, and raises; of
     # bytes it does not.
     values = values.view(np.uint8) if values.dtype == bool else values
-    if values.size == 1:  # of one voxel it takes no label from 2^63 on
-        labels = (values != 0).astype(np.uint32)
-        return labels, int(labels.sum())
+    if values.dtype == np.uint64 and (values.size < _FEW_VOXELS or values.size == len(values)):
+        # Of a line along z, or of a few voxels, it takes no label from 2^63 on.
+        found, numbers = np.unique(values, return_inverse=True)
+        values = (numbers.reshape(values.shape) + int(found[0] != 0)).astype(np.uint32)
     labels, count = cc3d_library().connected_components(
         values, connectivity=connectivity, return_N=True, out_dtype=np.uint32
     )

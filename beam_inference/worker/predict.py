@@ -120,7 +120,8 @@ def predict(
             after an activation, else the largest value of a trial on three patches.
         batch_size: patches per network call; halved where the device is out of memory.
         device: where the network runs; "auto" is the GPU, if there is one.
-        engine: what runs the network; by default "numpy" for functions, else "torch".
+        engine: what runs the network; by default "numpy" for functions, else "torch". Unlike a job,
+            this function does not compare what another engine answers with PyTorch.
         threads: CPU threads of the network, by default as many as there are cores for each process
             of ``partition``; they change its last bits.
         augment: average over flips and transposes of each patch, or with ``{"mirror": "zyx"}``

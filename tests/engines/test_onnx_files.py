@@ -8,9 +8,10 @@ from engine_jobs import answer, job_config, load
 from helpers import job_values, read_volume, write_job, write_volume
 
 from beam_inference.cli.main import main
+from beam_inference.engines import openvino_operations
 from beam_inference.engines.choice import engines_to_try
 from beam_inference.engines.loading import load_predictor, load_reference
-from beam_inference.engines.trial import check_difference
+from beam_inference.engines.trial import BETWEEN_ENGINES, check_difference
 from beam_inference.errors import EngineError
 
 onnx = pytest.importorskip("onnx")
@@ -210,8 +211,9 @@ def pool():
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_members_that_pytorch_can_run_are_compared_with_it(tmp_path, is_first):
+def test_members_that_pytorch_can_run_are_compared_with_it(tmp_path, is_first, monkeypatch):
     """The other one is a file, of which PyTorch knows nothing."""
+    monkeypatch.setattr(openvino_operations, "_averages_inside", lambda node: True)
     (tmp_path / "net.py").write_text(POOLS)
     file = save(tmp_path / "a.onnx", [node("Identity", ["x"], "y")])["path"]
     factory = f"{tmp_path}/net.py:pool"
@@ -223,3 +225,45 @@ def test_members_that_pytorch_can_run_are_compared_with_it(tmp_path, is_first):
     with pytest.raises(EngineError, match="openvino in float32 differs from"):
         check_difference(predictor, reference, batch_of()[0], lambda batch: batch, 2)
     assert engines_to_try(job.model, job.inference.model_copy(update={"engine": "auto"})) == ENGINES
+
+
+def average(path, depth):
+    """An average pooling whose last window along z alone reaches beyond the padding."""
+    shape = [1, 1, depth, 15, 15]
+    x = onnx.helper.make_tensor_value_info("x", FLOAT, shape)
+    y = onnx.helper.make_tensor_value_info("y", FLOAT, None)
+    keys = {"kernel_shape": [3] * 3, "pads": [1] * 6, "count_include_pad": 1, "ceil_mode": 1}
+    nodes = [
+        node("AveragePool", ["x"], "p", strides=[2] * 3, **keys),
+        node("Resize", ["p", "", "", "shape"], "y", mode="nearest"),
+    ]
+    constant = onnx.numpy_helper.from_array(np.array(shape), "shape")
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [constant])
+    opsets = [onnx.helper.make_opsetid("", 19)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
+    model = {"path": str(path), "output_channels": 1, "normalize": "none"}
+    return job_config(model, engine="openvino", patch_shape=shape[2:], batch_size=1)
+
+
+def test_windows_beyond_the_padding_are_refused(tmp_path):
+    job = average(tmp_path / "a.onnx", 16)
+    with pytest.raises(EngineError, match="last window reaches beyond the padding"):
+        load_predictor(job.model, job.inference)
+    job = average(tmp_path / "b.onnx", 15)
+    predictor = load_predictor(job.model, job.inference)
+    reference = load_reference(job.model, job.inference)
+    patch = np.random.default_rng(0).random((1, 15, 15, 15), np.float32)
+    check_difference(predictor, reference, patch, lambda batch: batch, 1)
+
+
+def test_what_is_wrong_at_one_side_of_a_patch_is_noticed(tmp_path, monkeypatch):
+    """In the whole patch it would be less than two engines may differ by."""
+    monkeypatch.setattr(openvino_operations, "_averages_inside", lambda node: True)
+    job = average(tmp_path / "a.onnx", 160)
+    predictor = load_predictor(job.model, job.inference)
+    reference = load_reference(job.model, job.inference)
+    patch = np.random.default_rng(0).random((1, 160, 15, 15), np.float32)
+    with pytest.raises(EngineError, match="over a patch or a side of it, more than the"):
+        check_difference(predictor, reference, patch, lambda batch: batch, 1)
+    ours, theirs = (answer(each, patch[None]) for each in (predictor, reference))
+    assert np.sqrt(np.square(ours - theirs).mean()) < BETWEEN_ENGINES

@@ -411,6 +411,18 @@ def test_what_is_computed_of_the_example(tmp_path):
     assert try_package(str(folder), None).is_passed
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_quantiles_of_each_section_are_known_of_an_example(dtype, tmp_path):
+    def stretch(image):
+        low, high = (np.quantile(image, q, method="inverted_cdf") for q in (0.01, 0.998))
+        return (image - low) / (high - low + 1e-6)
+
+    steps = [op("scale_range", min_percentile=1, max_percentile=99.8)]
+    folder = made.make_package(tmp_path / "q", made.described(2, steps), dims=2, before=stretch)
+    np.save(folder / "test_input.npy", np.load(folder / "test_input.npy").astype(dtype))
+    assert try_package(str(folder), None).is_passed
+
+
 def test_an_example_that_is_another_is_noticed(tmp_path):
     folder = made.make_package(tmp_path / "p")
     array = np.load(folder / "test_output.npy")
