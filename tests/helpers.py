@@ -6,13 +6,14 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import yaml
 
 from beam_inference.config.formats import OutputSpec
@@ -49,6 +50,20 @@ DATAFLOW = [
 
 OF_RANGE = 1e-6 * 256
 """Differences that are allowed between a uint8 volume and what the identity gives of it."""
+
+
+def vary_each(**values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrise a test by all combinations of values; those that vary several at once are slow.
+
+    Args:
+        values: of each parameter, the usual one first.
+    """
+    combined = []
+    for places in product(*map(enumerate, values.values())):
+        varied = sum(number > 0 for number, _ in places)
+        marks = [pytest.mark.slow] if varied > 1 else []
+        combined.append(pytest.param(*(each for _, each in places), marks=marks))
+    return pytest.mark.parametrize(list(values), combined)
 
 
 def write_volume(

@@ -11,6 +11,13 @@ from beam_inference.job.records import crc32
 LARGE = (3, 100, 1000)  # of float32: above what is mapped
 
 
+@pytest.fixture(autouse=True, scope="module")
+def own_garbage_only():
+    """Keep what other tests left out of the searches for garbage before each test here."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_idle():
     gc.collect()

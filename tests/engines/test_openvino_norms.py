@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from engine_jobs import LARGE, answer_of_file, exact_answer, offset_noise
+from helpers import vary_each
 from torch import nn
 
 openvino = pytest.importorskip("openvino")
@@ -47,8 +48,7 @@ NETWORKS = {
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's, as it converts
-@pytest.mark.parametrize("kind", ["ts", "onnx", "xml"])
-@pytest.mark.parametrize("name", NETWORKS)
+@vary_each(kind=["ts", "onnx", "xml"], name=list(NETWORKS))
 def test_files(name, kind, tmp_path):
     """By OpenVINO's own sums the first of these was 8e-3 off."""
     network = NETWORKS[name]().eval()
@@ -82,11 +82,11 @@ def test_statistics_of_the_batch():
     np.testing.assert_allclose(found, exact_answer(network, batch), rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("mode", ["inside_sqrt", "outside_sqrt"])
-@pytest.mark.parametrize("variance", [True, False])
-@pytest.mark.parametrize("axes", [[2, 3, 4], [-1, -2], [1, 3], [4]])
-@pytest.mark.parametrize(
-    "shape", [(2, 3, 4, 5, 6), (1, 3, 1, 2000, 1), (1, 2, 3, 4, 1031), (1, 1, 1, 1, 2310)]
+@vary_each(
+    mode=["inside_sqrt", "outside_sqrt"],
+    variance=[True, False],
+    axes=[[2, 3, 4], [-1, -2], [1, 3], [4]],
+    shape=[(2, 3, 4, 5, 6), (1, 3, 1, 2000, 1), (1, 2, 3, 4, 1031), (1, 1, 1, 1, 2310)],
 )
 def test_operations(mode, variance, axes, shape):
     """OpenVINO's operations against ours, on few voxels; weights of channels, and of voxels."""

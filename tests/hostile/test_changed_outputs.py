@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import job_values, toy, write_job, write_volume
+from helpers import job_values, toy, vary_each, write_job, write_volume
 
 from beam_inference.cli.main import main
 
@@ -120,9 +120,9 @@ def job_of_two_outputs(tmp_path, capsys):
     return make
 
 
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("output", ["out", "second"])
-@pytest.mark.parametrize("how", ["removed", "converted", "of another job"])
+@vary_each(
+    apart=[False, True], output=["out", "second"], how=["removed", "converted", "of another job"]
+)
 def test_an_output_that_is_another_one_by_now(
     job_of_two_outputs, tmp_path, refused, how, output, apart
 ):

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import job_values, write_job, write_volume
+from helpers import job_values, vary_each, write_job, write_volume
 
 from beam_inference.cli.main import main
 
@@ -21,9 +21,7 @@ def replace_by_link(folder, victim):
     return {path: path.read_text() for path in victim.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("state", ["out/_beam_inference", "state"])
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
-@pytest.mark.parametrize("level", [1, 2, 3])
+@vary_each(state=["out/_beam_inference", "state"], seams=["recompute", "exchange"], level=[1, 2, 3])
 def test_a_job_changes_nothing_through_a_link(state, seams, level, tmp_path, capsys):
     write_volume(tmp_path / "in", ARRAY)
     values = job_values("in", "out", inference={"seams": seams})

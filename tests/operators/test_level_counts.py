@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from helpers import write_levels, write_volume
+from helpers import vary_each, write_levels, write_volume
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -147,17 +147,17 @@ def masked_volume(tmp_path, dtype):
     return array, mask.repeat(2, 0).repeat(2, 1).repeat(2, 2)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "float32"])
-@pytest.mark.parametrize(
-    ("flags", "holds"),
-    [
+@vary_each(
+    dtype=["int8", "uint16", "float32"],
+    flags_and_kept=[
         ([], lambda mask: mask != 0),
         (["--mask-above", "1", "--mask_below=2.5"], lambda mask: mask == 2),
         (["--mask-equals=1", "--mask-equals=3"], lambda mask: (mask == 1) | (mask == 3)),
         (["--mask-equals=2", "--mask-inverse"], lambda mask: mask != 2),
     ],
 )
-def test_levels_within_a_mask(tmp_path, monkeypatch, dtype, flags, holds):
+def test_levels_within_a_mask(tmp_path, monkeypatch, dtype, flags_and_kept):
+    flags, holds = flags_and_kept
     monkeypatch.setattr(level_counts, "CHUNK_VOXELS", 4000)
     array, mask = masked_volume(tmp_path, dtype)
     kept = holds(mask)
