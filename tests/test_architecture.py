@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def imports_of(path):
 MODULES = {module_of(path): path for path in FILES}
 
 
+@cache
 def own_imports_of(path):
     """The package's own modules that a file imports, the package itself left out."""
     return {name for name in imports_of(path) if name.startswith("beam_inference.")} - {
