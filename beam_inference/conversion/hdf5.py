@@ -321,8 +321,8 @@ def _axes(name: str, dataset: Any) -> str:
     ilastik and vigra write labels of their own, the axistags. ilastik's plugin for ImageJ writes
     none, and five axes, of which it is clear what they are where there is one channel.
     """
-    labels = "".join(text[:1].upper() for text in _labels(dataset) or _axistags(dataset))
-    axes = labels if len(labels) == dataset.ndim else _usual_axes(dataset.shape)
+    stated = [text[:1].upper() for text in _stated_axes(name, dataset)]
+    axes = "".join(stated) or _usual_axes(dataset.shape)
     of_voxels = axes.replace("T", "", 1)
     if sorted(of_voxels) not in (sorted("ZYX"), sorted("CZYX")) or len(axes) != dataset.ndim:
         raise VolumeError(
@@ -342,6 +342,32 @@ def _usual_axes(shape: Sequence[int]) -> str:
     return "TCZYX" if len(shape) == 5 and shape[:2] == (1, 1) else "CZYX"[-len(shape) :]
 
 
+def _stated_axes(name: str, dataset: Any) -> list[str]:
+    """The names of the axes, as the file has them; none where it has none.
+
+    Raises:
+        VolumeError: it names some of them only, or in a way that cannot be read.
+    """
+    labels = _labels(dataset)
+    if labels and all(labels):
+        return labels
+    if "axistags" in dataset.attrs:
+        tags = _axistags(dataset)
+        if len(tags) != dataset.ndim or not all(tags):
+            raise VolumeError(
+                f"{name} has axistags that cannot be read, or that are not of its {dataset.ndim} "
+                "axes: which is z, is not known. Mend that attribute, or remove it if the axes are "
+                "(channels,) z, y, x."
+            )
+        return tags
+    if any(labels):
+        raise VolumeError(
+            f"{name} has labels of some of its {dataset.ndim} axes only (DIMENSION_LABELS): which "
+            "is z, is not known. Label all of them, or none if they are (channels,) z, y, x."
+        )
+    return []
+
+
 def _labels(dataset: Any) -> list[str]:
     """The labels of a dataset's dimensions, as HDF5's library for dimension scales keeps them.
 
@@ -357,11 +383,12 @@ def _labels(dataset: Any) -> list[str]:
 
 
 def _axistags(dataset: Any) -> list[str]:
-    """The keys of the axes in the JSON of the attribute ``axistags``; none where it has none."""
+    """The keys of the axes in the JSON of the attribute ``axistags``; none if it is no such."""
     attribute = _attribute(dataset, "axistags")
-    if attribute is None or attribute.dtype.kind not in "OS" or attribute.shape != ():
+    if attribute.dtype.kind not in "OS" or attribute.shape not in ((), (1,)):
         return []
-    text = dataset.attrs["axistags"]
+    value = dataset.attrs["axistags"]
+    text = value if attribute.shape == () else value[0]
     try:
         return [str(axis["key"]) for axis in parse_json(text)["axes"]]
     except (ValueError, KeyError, TypeError):

@@ -7,6 +7,7 @@ In precision int8, NNCF makes a network of 8-bit integers: see
 from __future__ import annotations
 
 import io
+import math
 import sys
 import tempfile
 import threading
@@ -133,14 +134,29 @@ def openvino_forward(
         request.start_async([batch.contiguous().numpy()], share_inputs=True)
         request.wait()
         if not places:
-            return torch.from_numpy(request.get_output_tensor(0).data)
+            return _mark_lost(batch, torch.from_numpy(request.get_output_tensor(0).data))
         arrays = {
             head.key: request.get_output_tensor(n).data
             for head, n in zip(heads, places, strict=True)
         }
-        return join_tensors(list(map(torch.from_numpy, pick_heads(arrays, heads))), heads)
+        answers = join_tensors(list(map(torch.from_numpy, pick_heads(arrays, heads))), heads)
+        return _mark_lost(batch, answers)
 
     return forward
+
+
+def _mark_lost(batch: Tensor, answers: Tensor) -> Tensor:
+    """Make NaN of the answers to patches that hold NaN or infinite values.
+
+    OpenVINO's activations and poolings make numbers of them (2026.4.1), and nobody would see that.
+    """
+    least, largest = batch.flatten(1).aminmax(dim=1)
+    is_lost = ~(least.isfinite() & largest.isfinite())
+    if not is_lost.any():
+        return answers
+    marked = answers.float()
+    marked[is_lost] = math.nan
+    return marked
 
 
 def _open_core() -> Core:

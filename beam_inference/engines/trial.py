@@ -355,7 +355,7 @@ def check_difference(
     is_exact = described["precision"] == "float32"
     other = noise_unlike(patch) if is_exact else np.ascontiguousarray(patch[:, ::-1, ::-1, ::-1])
     better = reference.description["engine"]
-    theirs_name = f"{'PyTorch' if better == 'torch' else better} in float32"
+    theirs_name = _name_of_reference(better)
     try:
         answers = [
             _answers(each, patch, other, normalize, batch_size) for each in (predictor, reference)
@@ -371,6 +371,7 @@ def check_difference(
             "any"
         ) from error
     if is_exact and not np.isfinite(answers[1][-1]).all():
+        _refuse_hidden(described["engine"], better, "noise", answers[0][-1], answers[1][-1])
         answers = [each[:-1] for each in answers]  # the network is not for such values
     tolerance = TOLERANCES[described["precision"]]
     is_between = better not in ("torch", described["engine"])
@@ -410,6 +411,60 @@ def check_difference(
             f"allowed. {advice}"
         )
     return Difference(largest, typical, allowed)
+
+
+def check_no_numbers(
+    predictor: Predictor,
+    reference: Predictor,
+    patch: AnyArray,
+    normalize: Callable[[Any], Any],
+    batch_size: int,
+) -> None:
+    """Check that an engine answers NaN where PyTorch does, and takes what PyTorch takes.
+
+    A patch of zeros is tried, on which some networks divide by 0, and of floats the patch with one
+    voxel of NaN, which some networks replace by a number.
+
+    Args:
+        predictor: as for :func:`check_difference`.
+        reference: as there.
+        patch: as there.
+        normalize: as there.
+        batch_size: as there.
+
+    Raises:
+        EngineError: the engine hides what is no number, or does not take it.
+    """
+    engine = predictor.description["engine"]
+    better = reference.description["engine"]
+    holed = patch.copy()
+    if patch.dtype.kind == "f":
+        _, depth, height, width = patch.shape
+        holed[:, depth // 2, height // 2, width // 2] = np.nan
+    ours, theirs = (
+        _answers(each, np.zeros_like(patch), holed, normalize, batch_size)
+        for each in (predictor, reference)
+    )
+    for which, found, expected in zip(("zeros", "a voxel of NaN"), ours, theirs, strict=True):
+        _refuse_hidden(engine, better, f"a patch with {which}", found, expected)
+    if np.isfinite(theirs[1]).all() and not np.isfinite(ours[1]).all():
+        raise EngineError(
+            f"the network replaces NaN by numbers in {_name_of_reference(better)}, and {engine} "
+            f"does not run such networks. Write engine: {better}."
+        )
+
+
+def _refuse_hidden(engine: str, better: str, what: str, ours: AnyArray, theirs: AnyArray) -> None:
+    """Refuse answers that are numbers where those of the reference are none. Raises EngineError."""
+    if (np.isfinite(ours) & ~np.isfinite(theirs)).any():
+        raise EngineError(
+            f"{engine} gives numbers for {what}, where {_name_of_reference(better)} gives NaN or "
+            f"infinite values: it would hide where the network fails. Write engine: {better}."
+        )
+
+
+def _name_of_reference(engine: str) -> str:
+    return f"{'PyTorch' if engine == 'torch' else engine} in float32"
 
 
 _NOISE_SPAN = 2**16

@@ -188,6 +188,39 @@ def check_operators(path: Path) -> None:
             f"{path} is not as the ONNX standard has it, or damaged: {shorten_text(reason)}. Save "
             "or copy it again."
         ) from None
+    _check_values(path, model)
+
+
+def _check_values(path: Path, model: Any) -> None:
+    """Refuse operators that OpenVINO computes otherwise for a few values, which no trial shows.
+
+    Raises:
+        EngineError: there is one.
+    """
+    import onnx
+
+    advice = "Use engine: onnxruntime."
+
+    known = {
+        each.name: each
+        for each in model.graph.initializer
+        if each.data_location != onnx.TensorProto.EXTERNAL
+    }
+    for body in (model.graph, *model.functions):
+        for node in _nodes(body):
+            if node.op_type == "LpNormalization":
+                raise EngineError(
+                    f"{path} has an operation LpNormalization, to whose sums OpenVINO adds a "
+                    f"number that small values are lost beside. {advice}"
+                )
+            if node.op_type == "QuantizeLinear" and len(node.input) > 2:
+                point = known.get(node.input[2])
+                # Halves are the same before and after an even number is added.
+                if point is None or (onnx.numpy_helper.to_array(point).astype(int) % 2).any():
+                    raise EngineError(
+                        f"{path} has an operation QuantizeLinear whose zero point is odd, or not "
+                        f"known: halves are rounded otherwise by OpenVINO. {advice}"
+                    )
 
 
 def _check_inputs(node: Any, version: int) -> None:

@@ -23,6 +23,7 @@ from beam_inference.engines.trial import (
     ContractReport,
     check_contract,
     check_difference,
+    check_no_numbers,
     is_blank,
     without_blank,
 )
@@ -303,6 +304,14 @@ def try_network(
                 )
                 for each in patches
             ]
+            if predictor.description["engine"] != reference.description["engine"]:
+                check_no_numbers(
+                    watch.wrap_predictor(predictor),
+                    watch.wrap_predictor(reference),
+                    patch,
+                    normalize,
+                    report.batch_size,
+                )
         except DeviceOutOfMemory as error:
             if config.inference.members > 1:  # it is divided because it does not fit otherwise
                 logger.warning(

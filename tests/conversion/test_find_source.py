@@ -288,6 +288,37 @@ def test_axes_of_hdf5_as_ilastik_states_them(tmp_path, axes):
     assert_holds(source_of(tmp_path / "a.h5"), as_czyx(array, axes.upper()))
 
 
+def test_axistags_of_hdf5_in_an_array_and_beside_labels_of_some_axes(tmp_path):
+    array = random_array("uint8", (3, 4, 5))
+    write_ilastik(tmp_path / "a.h5", array, "xyz")
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        dataset = file["exported_data"]
+        text = dataset.attrs["axistags"]
+        dataset.attrs["axistags"] = np.array([text], h5py.string_dtype())
+        dataset.dims[0].label = "x"
+    assert_holds(source_of(tmp_path / "a.h5"), as_czyx(array, "XYZ"))
+
+
+@pytest.mark.parametrize(
+    "tags",
+    ['{"axes": [{"key": "x"', '{"axes": [{"key": "x"}, {"key": "y"}]}', 5, ["a", "b"], "[]"],
+)
+def test_axistags_of_hdf5_that_cannot_be_used_are_refused(tags, tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["v"] = random_array("uint8", (3, 4, 5))
+        file["v"].attrs["axistags"] = tags
+    with pytest.raises(VolumeError, match="axistags that cannot be read, or that are not of its 3"):
+        source_of(tmp_path / "a.h5")
+
+
+def test_labels_of_some_axes_of_hdf5_are_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["v"] = random_array("uint8", (3, 4, 5))
+        file["v"].dims[0].label = "x"
+    with pytest.raises(VolumeError, match="labels of some of its 3 axes only"):
+        source_of(tmp_path / "a.h5")
+
+
 @pytest.mark.parametrize("chunks", [None, True])
 @pytest.mark.parametrize("axes", ["tzyxc", "ctzyx", "tzyx", "zyxt"])
 def test_one_time_of_hdf5_is_a_volume(tmp_path, axes, chunks):

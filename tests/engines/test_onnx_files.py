@@ -256,6 +256,32 @@ def test_windows_beyond_the_padding_are_refused(tmp_path):
     check_difference(predictor, reference, patch, lambda batch: batch, 1)
 
 
+def test_norms_of_small_values_are_left_to_another_engine(tmp_path):
+    model = save(tmp_path / "a.onnx", [node("LpNormalization", ["x"], "y", axis=2, p=2)])
+    with pytest.raises(EngineError, match="that small values are lost beside"):
+        loaded(model, "openvino")
+    batch = batch_of(1e-6, 1e-3)
+    norms = np.linalg.norm(batch, axis=2, keepdims=True)
+    found = answer(loaded(model, "onnxruntime"), batch)
+    np.testing.assert_allclose(found, batch / norms, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("point", "is_run"), [(1, False), (2, True), (None, True)])
+def test_halves_are_rounded_as_the_standard_has_it(point, is_run, tmp_path):
+    inputs = ["x", "scale"] + ["point"] * (point is not None)
+    nodes = [node("QuantizeLinear", inputs, "q"), node("DequantizeLinear", ["q", *inputs[1:]], "y")]
+    constants = {"scale": np.float32(0.25)}
+    constants |= {} if point is None else {"point": np.uint8(point)}
+    model = save(tmp_path / "a.onnx", nodes, constants)
+    if is_run:
+        batch = np.full(SHAPE, 1.375, np.float32)
+        found = [answer(loaded(model, engine), batch) for engine in ENGINES]
+        np.testing.assert_array_equal(*found)
+    else:
+        with pytest.raises(EngineError, match="halves are rounded otherwise"):
+            loaded(model, "openvino")
+
+
 def test_what_is_wrong_at_one_side_of_a_patch_is_noticed(tmp_path, monkeypatch):
     """In the whole patch it would be less than two engines may differ by."""
     monkeypatch.setattr(openvino_operations, "_averages_inside", lambda node: True)
