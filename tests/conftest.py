@@ -64,11 +64,12 @@ def _no_google_credentials() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _signatures_looked_at_once() -> None:
+def _signatures_looked_at_once() -> Iterator[None]:
     """Keep Beam from parsing each DoFn's methods ten times a job: a sixth of a small job's time."""
     from apache_beam.transforms import core
+    from apache_beam.typehints import decorators
 
-    look: Callable[[object], inspect.Signature] = core.get_signature
+    look: Callable[[object], inspect.Signature] = decorators.get_signature
     known = weakref.WeakKeyDictionary[FunctionType, inspect.Signature]()
 
     def recall(function: object) -> inspect.Signature:
@@ -79,7 +80,9 @@ def _signatures_looked_at_once() -> None:
             signature = known[function.__func__] = look(function)
         return signature
 
-    core.get_signature = recall
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "get_signature", recall)
+        yield
 
 
 @pytest.fixture(autouse=True)
