@@ -34,6 +34,7 @@ _PICTURES = ("Image Storage", "Dose Storage", "Segmentation Storage", "Parametri
 """Words in the names of the classes of files that hold pictures."""
 
 _PIXEL_DATA = (0x7FE0, 0x0010)
+_FLOAT_PIXEL_DATA = ((0x7FE0, 0x0008), (0x7FE0, 0x0009))
 """Group and number of the element that holds the pixels, unless they are floats."""
 
 _EXPLICIT_HEAD = 12
@@ -220,9 +221,12 @@ def _extended_offsets(header: Any) -> tuple[bytes, bytes] | None:
 
 
 def _pixel_bytes(file: StoredFile, header: Any, stream: BinaryIO) -> int | None:
-    """Bytes of the pixels, which come next in a file; None where they are packed, or floats.
+    """Bytes of the pixels, which come next in a file; None where they are packed.
 
     Of a file that was cut off within them, those that are there.
+
+    Raises:
+        VolumeError: they are floats.
     """
     pydicom = import_library("pydicom", "DICOM", INSTRUMENTS)
     syntax = pydicom.uid.UID(header.file_meta.get("TransferSyntaxUID", ""))
@@ -231,7 +235,13 @@ def _pixel_bytes(file: StoredFile, header: Any, stream: BinaryIO) -> int | None:
     is_implicit, is_little = header.original_encoding
     order = "<" if is_little else ">"
     head = stream.read(_EXPLICIT_HEAD)
-    if head[:4] != struct.pack(f"{order}HH", *_PIXEL_DATA) or len(head) < _EXPLICIT_HEAD:
+    tag = struct.unpack(f"{order}HH", head[:4]) if len(head) == _EXPLICIT_HEAD else None
+    if tag in _FLOAT_PIXEL_DATA:
+        raise VolumeError(
+            f"{file} holds floats (a parametric map), which are not read here. Save it as NIfTI, "
+            "such as with dcmqi."
+        )
+    if tag != _PIXEL_DATA:
         return None
     behind_kind = 4 if is_implicit else 8
     length: int = struct.unpack_from(f"{order}I", head, behind_kind)[0]
@@ -272,6 +282,17 @@ def _describe(file: StoredFile, header: Any) -> list[DicomSlice]:
         raise VolumeError(
             f"{file} states {count} frames, and describes {len(groups)}: it is damaged. Copy it "
             "again."
+        )
+    segments = {
+        str(_item(each, "SegmentIdentificationSequence", 0).get("ReferencedSegmentNumber"))
+        for each in groups
+        if _item(each, "SegmentIdentificationSequence", 0)
+    }
+    if len(segments) > 1:
+        raise VolumeError(
+            f"{file} holds {len(segments)} segments, each in frames of its own, which would become "
+            "one mask. Save each of them as a file, or all as one volume of labels, such as with "
+            "dcmqi."
         )
     if header.get("ModalityLUTSequence"):
         raise VolumeError(

@@ -321,8 +321,7 @@ def _axes(name: str, dataset: Any) -> str:
     ilastik and vigra write labels of their own, the axistags. ilastik's plugin for ImageJ writes
     none, and five axes, of which it is clear what they are where there is one channel.
     """
-    stated = [text[:1].upper() for text in _stated_axes(name, dataset)]
-    axes = "".join(stated) or _usual_axes(dataset.shape)
+    axes = "".join(_stated_axes(name, dataset)) or _usual_axes(dataset.shape)
     of_voxels = axes.replace("T", "", 1)
     if sorted(of_voxels) not in (sorted("ZYX"), sorted("CZYX")) or len(axes) != dataset.ndim:
         raise VolumeError(
@@ -346,26 +345,51 @@ def _stated_axes(name: str, dataset: Any) -> list[str]:
     """The names of the axes, as the file has them; none where it has none.
 
     Raises:
-        VolumeError: it names some of them only, or in a way that cannot be read.
+        VolumeError: it names some of them only, or in a way that cannot be read, or in two ways.
     """
     labels = _labels(dataset)
-    if labels and all(labels):
-        return labels
+    stated = []
+    if any(labels):
+        stated.append(("DIMENSION_LABELS", labels))
     if "axistags" in dataset.attrs:
-        tags = _axistags(dataset)
-        if len(tags) != dataset.ndim or not all(tags):
+        stated.append(("axistags", _axistags(dataset)))
+    scales = _scales(dataset)
+    if scales and {scale[:1].lower() for scale in scales} <= set("tczyx"):
+        stated.append(("dimension scales", scales))
+    whole = {}
+    for source, names in stated:
+        if len(names) == dataset.ndim and all(names):
+            whole[source] = [text[:1].upper() for text in names]
+        elif source == "axistags" or len(stated) == 1:
             raise VolumeError(
-                f"{name} has axistags that cannot be read, or that are not of its {dataset.ndim} "
-                "axes: which is z, is not known. Mend that attribute, or remove it if the axes are "
+                f"{name} has {source} that cannot be read, or that are not of its {dataset.ndim} "
+                "axes: which of them is z, is not known. Mend them, or remove them if the axes are "
                 "(channels,) z, y, x."
             )
-        return tags
-    if any(labels):
+    if len({tuple(names) for names in whole.values()}) > 1:
+        told = " and ".join(f"{''.join(names)} by its {source}" for source, names in whole.items())
         raise VolumeError(
-            f"{name} has labels of some of its {dataset.ndim} axes only (DIMENSION_LABELS): which "
-            "is z, is not known. Label all of them, or none if they are (channels,) z, y, x."
+            f"{name} has the axes {told}: which of these is right, is not known. Remove the wrong "
+            "ones."
         )
-    return []
+    return next(iter(whole.values()), [])
+
+
+def _scales(dataset: Any) -> list[str]:
+    """The names of the scales of a dataset's dimensions, as netCDF has them; none if not of all."""
+    import h5py
+
+    attribute = _attribute(dataset, "DIMENSION_LIST")
+    if attribute is None or attribute.shape != (dataset.ndim,):
+        return []
+    of_lists = h5py.check_vlen_dtype(attribute.dtype)
+    if of_lists is None or h5py.check_ref_dtype(of_lists) is not h5py.Reference:
+        return []
+    try:
+        lists = dataset.attrs["DIMENSION_LIST"]
+        return [str(dataset.file[each[0]].name).rpartition("/")[2] for each in lists]
+    except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError):
+        return []
 
 
 def _labels(dataset: Any) -> list[str]:

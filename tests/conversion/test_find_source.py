@@ -307,7 +307,9 @@ def test_axistags_of_hdf5_that_cannot_be_used_are_refused(tags, tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["v"] = random_array("uint8", (3, 4, 5))
         file["v"].attrs["axistags"] = tags
-    with pytest.raises(VolumeError, match="axistags that cannot be read, or that are not of its 3"):
+    with pytest.raises(
+        VolumeError, match="has axistags that cannot be read, or that are not of its 3"
+    ):
         source_of(tmp_path / "a.h5")
 
 
@@ -315,7 +317,42 @@ def test_labels_of_some_axes_of_hdf5_are_refused(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["v"] = random_array("uint8", (3, 4, 5))
         file["v"].dims[0].label = "x"
-    with pytest.raises(VolumeError, match="labels of some of its 3 axes only"):
+    with pytest.raises(VolumeError, match="has DIMENSION_LABELS that cannot be read, or that are"):
+        source_of(tmp_path / "a.h5")
+
+
+def write_scales(path, array, names):
+    """A dataset whose axes have names as those of netCDF have them."""
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("v", data=array)
+        for axis, name in enumerate(names):
+            file[name] = np.arange(array.shape[axis])
+            file[name].make_scale("This is a netCDF dimension but not a netCDF variable.")
+            dataset.dims[axis].attach_scale(file[name])
+
+
+@pytest.mark.parametrize("names", ["xyz", "zyx", "czyx", "xyzc"])
+def test_axes_of_hdf5_by_scales_of_its_dimensions(names, tmp_path):
+    array = random_array("uint8", (3, 4, 5, 6)[: len(names)])
+    write_scales(tmp_path / "a.h5", array, names)
+    assert_holds(source_of(f"{tmp_path}/a.h5:v"), as_czyx(array, names.upper()))
+
+
+def test_scales_of_hdf5_that_name_no_axes(tmp_path):
+    array = random_array("uint8", (3, 4, 5))
+    write_scales(tmp_path / "a.h5", array, ["phony_dim_0", "phony_dim_1", "phony_dim_2"])
+    assert_holds(source_of(f"{tmp_path}/a.h5:v"), array)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        del file["phony_dim_1"]
+    assert_holds(source_of(f"{tmp_path}/a.h5:v"), array)
+
+
+def test_axes_of_hdf5_in_two_ways_are_refused(tmp_path):
+    write_ilastik(tmp_path / "a.h5", random_array("uint8", (3, 4, 5)), "xyz")
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        for axis, label in enumerate("zyx"):
+            file["exported_data"].dims[axis].label = label
+    with pytest.raises(VolumeError, match="axes ZYX by its DIMENSION_LABELS and XYZ by its axist"):
         source_of(tmp_path / "a.h5")
 
 

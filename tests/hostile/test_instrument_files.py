@@ -159,6 +159,29 @@ class TestDicomFrames:
         with pytest.raises(VolumeError, match=complaint):
             dicom_series(str(one_file(tmp_path / "ct", change)), None)
 
+    def test_several_segments_are_refused(self, tmp_path):
+        def segment(number, group, others=2):
+            group.SegmentIdentificationSequence = [pydicom.Dataset()]
+            group.SegmentIdentificationSequence[0].ReferencedSegmentNumber = 1 + number // others
+
+        with pytest.raises(VolumeError, match="holds 2 segments, each in frames of its own"):
+            dicom_series(str(one_file(tmp_path / "a", segment)), None)
+        one = one_file(tmp_path / "b", lambda number, group: segment(number, group, 4))
+        assert dicom_series(str(one), None).info.bounds.shape[0] == 4
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_floats_are_refused_as_such(self, dtype, tmp_path):
+        path = one_file(tmp_path / "a", lambda number, group: None)
+        data = pydicom.dcmread(path)
+        key = {"float32": "FloatPixelData", "float64": "DoubleFloatPixelData"}[dtype]
+        del data.PixelData
+        setattr(data, key, ARRAY.astype(dtype).tobytes())
+        data.BitsAllocated = np.dtype(dtype).itemsize * 8
+        del data.BitsStored, data.HighBit, data.PixelRepresentation
+        data.save_as(path)
+        with pytest.raises(VolumeError, match="holds floats .a parametric map., which are not"):
+            dicom_series(str(path), None)
+
     @pytest.mark.parametrize("frames", [3, 10**9])
     def test_another_number_of_frames_than_described(self, frames, tmp_path):
         path = one_file(tmp_path / "ct", lambda number, group: None, frames)
