@@ -34,6 +34,18 @@ _PICTURES = ("Image Storage", "Dose Storage", "Segmentation Storage", "Parametri
 """Words in the names of the classes of files that hold pictures."""
 
 _PIXEL_DATA = (0x7FE0, 0x0010)
+_VECTORS = (
+    "AngularViewVector",
+    "DetectorVector",
+    "EnergyWindowVector",
+    "PhaseVector",
+    "RRIntervalVector",
+    "RotationVector",
+    "TimeSliceVector",
+    "TimeSlotVector",
+)
+"""What frames of nuclear medicine differ in beside their place along z."""
+
 _FLOAT_PIXEL_DATA = ((0x7FE0, 0x0008), (0x7FE0, 0x0009))
 """Group and number of the element that holds the pixels, unless they are floats."""
 
@@ -283,6 +295,7 @@ def _describe(file: StoredFile, header: Any) -> list[DicomSlice]:
             f"{file} states {count} frames, and describes {len(groups)}: it is damaged. Copy it "
             "again."
         )
+    _check_vectors(file, header, count)
     segments = {
         str(_item(each, "SegmentIdentificationSequence", 0).get("ReferencedSegmentNumber"))
         for each in groups
@@ -322,6 +335,27 @@ def _describe(file: StoredFile, header: Any) -> list[DicomSlice]:
         str(header.get("PhotometricInterpretation", "")),
     )
     return [_describe_frame(file, header, frame, count, series, kind) for frame in range(count)]
+
+
+def _check_vectors(file: StoredFile, header: Any, count: int) -> None:
+    """Refuse frames of several energies, times or the like, or slices in another order.
+
+    Raises:
+        VolumeError: the vectors of nuclear medicine say so.
+    """
+    for key in _VECTORS:
+        values = header.get(key)
+        if values is not None and len(set(np.atleast_1d(values).tolist())) > 1:
+            raise VolumeError(
+                f"{file} holds frames of several places along {key}: they are no volume. Save each "
+                "of them as a file of its own."
+            )
+    numbers = header.get("SliceVector")
+    if numbers is not None and np.atleast_1d(numbers).tolist() != list(range(1, count + 1)):
+        raise VolumeError(
+            f"{file} numbers its frames otherwise than in the order that they are stored in "
+            "(SliceVector), which is not read here. Save it as NIfTI, such as with dcm2niix."
+        )
 
 
 def _describe_frame(

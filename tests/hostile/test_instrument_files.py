@@ -159,6 +159,27 @@ class TestDicomFrames:
         with pytest.raises(VolumeError, match=complaint):
             dicom_series(str(one_file(tmp_path / "ct", change)), None)
 
+    @pytest.mark.parametrize(
+        ("vectors", "complaint"),
+        [
+            ({"EnergyWindowVector": [1, 1, 2, 2], "SliceVector": [1, 2, 1, 2]}, "EnergyWindowVect"),
+            ({"TimeSlotVector": [1, 2, 3, 4]}, "several places along TimeSlotVector"),
+            ({"SliceVector": [4, 3, 2, 1]}, "numbers its frames otherwise"),
+        ],
+    )
+    def test_frames_of_nuclear_medicine_that_are_no_volume(self, vectors, complaint, tmp_path):
+        path = one_file(tmp_path / "a", lambda number, group: None)
+        data = pydicom.dcmread(path)
+        data.SliceVector = [1, 2, 3, 4]
+        data.DetectorVector = [1, 1, 1, 1]
+        data.save_as(path)
+        assert dicom_series(str(path), None).info.bounds.shape[0] == 4
+        for key, values in vectors.items():
+            setattr(data, key, values)
+        data.save_as(path)
+        with pytest.raises(VolumeError, match=complaint):
+            dicom_series(str(path), None)
+
     def test_several_segments_are_refused(self, tmp_path):
         def segment(number, group, others=2):
             group.SegmentIdentificationSequence = [pydicom.Dataset()]
