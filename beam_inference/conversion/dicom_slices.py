@@ -34,6 +34,10 @@ _PICTURES = ("Image Storage", "Dose Storage", "Segmentation Storage", "Parametri
 """Words in the names of the classes of files that hold pictures."""
 
 _PIXEL_DATA = (0x7FE0, 0x0010)
+"""Group and number of the element that holds the pixels, unless they are floats."""
+
+_FLOAT_PIXEL_DATA = ((0x7FE0, 0x0008), (0x7FE0, 0x0009))
+
 _VECTORS = (
     "AngularViewVector",
     "DetectorVector",
@@ -45,9 +49,6 @@ _VECTORS = (
     "TimeSlotVector",
 )
 """What frames of nuclear medicine differ in beside their place along z."""
-
-_FLOAT_PIXEL_DATA = ((0x7FE0, 0x0008), (0x7FE0, 0x0009))
-"""Group and number of the element that holds the pixels, unless they are floats."""
 
 _EXPLICIT_HEAD = 12
 """Bytes before its content, where they state its kind."""
@@ -296,17 +297,7 @@ def _describe(file: StoredFile, header: Any) -> list[DicomSlice]:
             "again."
         )
     _check_vectors(file, header, count)
-    segments = {
-        str(_item(each, "SegmentIdentificationSequence", 0).get("ReferencedSegmentNumber"))
-        for each in groups
-        if _item(each, "SegmentIdentificationSequence", 0)
-    }
-    if len(segments) > 1:
-        raise VolumeError(
-            f"{file} holds {len(segments)} segments, each in frames of its own, which would become "
-            "one mask. Save each of them as a file, or all as one volume of labels, such as with "
-            "dcmqi."
-        )
+    _check_segments(file, groups)
     if header.get("ModalityLUTSequence"):
         raise VolumeError(
             f"{file} gives its values by a table (Modality LUT), which is not applied here. Save "
@@ -335,6 +326,18 @@ def _describe(file: StoredFile, header: Any) -> list[DicomSlice]:
         str(header.get("PhotometricInterpretation", "")),
     )
     return [_describe_frame(file, header, frame, count, series, kind) for frame in range(count)]
+
+
+def _check_segments(file: StoredFile, groups: Sequence[Any]) -> None:
+    """Refuse frames of several segments, by what is said of each frame. Raises VolumeError."""
+    stated = [_item(each, "SegmentIdentificationSequence", 0) for each in groups]
+    segments = {str(each.get("ReferencedSegmentNumber")) for each in stated if each}
+    if len(segments) > 1:
+        raise VolumeError(
+            f"{file} holds {len(segments)} segments, each in frames of its own, which would become "
+            "one mask. Save each of them as a file, or all as one volume of labels, such as with "
+            "dcmqi."
+        )
 
 
 def _check_vectors(file: StoredFile, header: Any, count: int) -> None:

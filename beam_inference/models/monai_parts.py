@@ -113,17 +113,15 @@ def check_parts(config: Config) -> None:
     """
     _check_keys(config)
     _check_network(config)
+    sections: dict[str, Json] = {}
     for section, parts in _PARTS.items():
         value = config.follow(config.values.get(section), section)
-        if isinstance(value, dict):
-            _check_class(config, section, value)
-            for key, expected in parts.items():
-                _check_part(config, f"{section}.{key}", value, key, expected)
-    evaluator = config.follow(config.values.get("evaluator"), "evaluator")
-    if isinstance(evaluator, dict):
-        _check_evaluator(config, evaluator)
-    dataloader = config.follow(config.values.get("dataloader"), "dataloader")
-    collate = dataloader.get("collate_fn") if isinstance(dataloader, dict) else None
+        sections[section] = value if isinstance(value, dict) else {}
+        _check_class(config, section, sections[section])
+        for key, expected in parts.items():
+            _check_part(config, f"{section}.{key}", sections[section], key, expected)
+    _check_evaluator(config, sections["evaluator"])
+    collate = sections["dataloader"].get("collate_fn")
     if collate is not None and not _COLLATED.fullmatch(str(collate)):
         raise _changes_values(config, "dataloader.collate_fn", collate)
     for key in _ACTIONS:

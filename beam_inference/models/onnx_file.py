@@ -200,7 +200,6 @@ def _check_values(path: Path, model: Any) -> None:
     import onnx
 
     advice = "Use engine: onnxruntime."
-
     known = {
         each.name: each
         for each in model.graph.initializer

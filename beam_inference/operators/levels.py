@@ -88,8 +88,7 @@ class Levels(Frozen):
         quantiles: the quantiles, ascending.
         volume: the values at them: the smallest stored value that at least such a share of all
             voxels does not exceed.
-        sections: such values of each section, from ``start`` on; None of volumes of
-            floats.
+        sections: such values of each section, from ``start`` on; None of a volume of floats.
         mean, std: of all voxels.
         section_moments: mean and std of each section; files of earlier versions do not have them.
         channels: levels of each channel; files of earlier versions do not have them.
