@@ -354,7 +354,7 @@ def _stated_axes(name: str, dataset: Any) -> list[str]:
     if "axistags" in dataset.attrs:
         stated.append(("axistags", _axistags(dataset)))
     scales = _scales(dataset)
-    if scales and {scale[:1].lower() for scale in scales} <= set("tczyx"):
+    if _are_axes(scales):
         stated.append(("dimension scales", scales))
     whole = {}
     for source, names in stated:
@@ -390,6 +390,13 @@ def _scales(dataset: Any) -> list[str]:
         return [str(dataset.file[each[0]].name).rpartition("/")[2] for each in lists]
     except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError):
         return []
+
+
+def _are_axes(scales: Sequence[str]) -> bool:
+    """Whether the names of scales say which axes they are of: z, or z_position, but not tomo_z."""
+    initials = {scale[:1].lower() for scale in scales}
+    is_plain = all(len(scale) == 1 for scale in scales)
+    return bool(scales) and initials <= set("tczyx") and (is_plain or initials >= set("zyx"))
 
 
 def _labels(dataset: Any) -> list[str]:

@@ -345,6 +345,10 @@ def test_scales_of_hdf5_that_name_no_axes(tmp_path):
     with h5py.File(tmp_path / "a.h5", "a") as file:
         del file["phony_dim_1"]
     assert_holds(source_of(f"{tmp_path}/a.h5:v"), array)
+    write_scales(tmp_path / "b.h5", array, ["tomo_z", "cell_y", "x"])
+    assert_holds(source_of(f"{tmp_path}/b.h5:v"), array)
+    write_scales(tmp_path / "c.h5", array, ["x_nm", "Y", "z position"])
+    assert_holds(source_of(f"{tmp_path}/c.h5:v"), array.T)
 
 
 def test_axes_of_hdf5_in_two_ways_are_refused(tmp_path):
