@@ -6,8 +6,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,16 +156,18 @@ def check_contract(
             finite, or other values the second time; or one patch alone is too much for the device.
     """
     first_size = batch_size
+    smaller = ""
     while True:
         try:
-            return _try_batch(
-                predictor,
-                patch,
-                normalize,
-                shape=(batch_size, output_channels),
-                patch_shape=patch_shape,
-                crop_margin=crop_margin,
-            )
+            with network_failures((batch_size, *patch.shape), smaller):
+                return _try_batch(
+                    predictor,
+                    patch,
+                    normalize,
+                    shape=(batch_size, output_channels),
+                    patch_shape=patch_shape,
+                    crop_margin=crop_margin,
+                )
         except DeviceOutOfMemory as error:
             if batch_size == 1:
                 raise ModelContractError(
@@ -173,24 +175,36 @@ def check_contract(
                     "(z, y, x; crop margin included). Make inference.patch_shape smaller if the "
                     f"model allows it, or use a device with more memory. ({error})"
                 ) from None
-        except (BeamInferenceError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # sys.exit() in the network must end nothing but the trial
-            reason = _reason_of(error)
-            smaller = (
-                ""
-                if batch_size == first_size
-                else f" ({first_size} at a time are too many for the device's memory)"
-            )
-            raise ModelContractError(
-                f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, "
-                f"channels, z, y, x): {_last_line(reason)}. {_advice(reason)}{smaller}"
-            ) from error
         predictor.device.make_room()  # only here is what the failed call held free again
         logger.warning(
             "device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2
         )
         batch_size //= 2
+        smaller = f" ({first_size} at a time are too many for the device's memory)"
+
+
+@contextmanager
+def network_failures(shape: Sequence[int], hint: str = "") -> Iterator[None]:
+    """Raise what a network's own code raises as an error of the network, not of ours.
+
+    Args:
+        shape: of the input, (N, C, Z, Y, X).
+        hint: more to say, behind a space.
+
+    Raises:
+        ModelContractError: instead of any error but ours; ``sys.exit()`` in a network ends nothing
+            but its trial.
+    """
+    try:
+        yield
+    except (BeamInferenceError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        reason = _reason_of(error)
+        raise ModelContractError(
+            f"the network fails on an input of shape {list(shape)} (batch, channels, z, y, x): "
+            f"{_last_line(reason)}. {_advice(reason)}{hint}"
+        ) from error
 
 
 def _reason_of(error: BaseException) -> str:
@@ -356,23 +370,10 @@ def check_difference(
     other = noise_unlike(patch) if is_exact else np.ascontiguousarray(patch[:, ::-1, ::-1, ::-1])
     better = reference.description["engine"]
     theirs_name = _name_of_reference(better)
-    try:
-        answers = [
-            _answers(each, patch, other, normalize, batch_size) for each in (predictor, reference)
-        ]
-    except (BeamInferenceError, MemoryError):
-        raise
-    except Exception as error:  # of the reference: the network itself was tried before
-        raise EngineError(
-            f"{theirs_name}, with which {described['engine']} is compared, cannot run the network "
-            f"on {[batch_size, *patch.shape]} (batch, channels, z, y, x): "
-            f"{_last_line(_reason_of(error))}. A file that was exported for one shape runs with no "
-            "other: write inference.patch_shape and batch_size as they are there, or export it for "
-            "any"
-        ) from error
+    answers = _answers_of_both(predictor, reference, (patch, other), normalize, batch_size)
     if is_exact and not np.isfinite(answers[1][-1]).all():
         _refuse_hidden(described["engine"], better, "noise", answers[0][-1], answers[1][-1])
-        answers = [each[:-1] for each in answers]  # the network is not for such values
+        answers = answers[0][:-1], answers[1][:-1]  # the network is not for such values
     tolerance = TOLERANCES[described["precision"]]
     is_between = better not in ("torch", described["engine"])
     if is_between:
@@ -441,10 +442,8 @@ def check_no_numbers(
     if patch.dtype.kind == "f":
         _, depth, height, width = patch.shape
         holed[:, depth // 2, height // 2, width // 2] = np.nan
-    ours, theirs = (
-        _answers(each, np.zeros_like(patch), holed, normalize, batch_size)
-        for each in (predictor, reference)
-    )
+    patches = (np.zeros_like(patch), holed)
+    ours, theirs = _answers_of_both(predictor, reference, patches, normalize, batch_size)
     for which, found, expected in zip(("zeros", "a voxel of NaN"), ours, theirs, strict=True):
         _refuse_hidden(engine, better, f"a patch with {which}", found, expected)
     if np.isfinite(theirs[1]).all() and not np.isfinite(ours[1]).all():
@@ -500,6 +499,36 @@ def noise_unlike(patch: AnyArray) -> AnyArray:
     info = np.iinfo(patch.dtype) if patch.dtype.kind in "iu" else np.finfo(patch.dtype)
     # the largest integers of 64 bits are not among the numbers of 64 bits
     return noise.clip(float(info.min), np.nextafter(float(info.max), 0)).astype(patch.dtype)
+
+
+def _answers_of_both(
+    predictor: Predictor,
+    reference: Predictor,
+    patches: tuple[AnyArray, AnyArray],
+    normalize: Callable[[Any], Any],
+    batch_size: int,
+) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
+    """The answers of a network and of its reference to two patches, as :func:`_answers`.
+
+    Raises:
+        ModelContractError: the network fails.
+        EngineError: the reference does.
+    """
+    shape = [batch_size, *patches[0].shape]
+    with network_failures(shape):
+        ours = _answers(predictor, *patches, normalize, batch_size)
+    try:
+        return ours, _answers(reference, *patches, normalize, batch_size)
+    except (BeamInferenceError, MemoryError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise EngineError(
+            f"{_name_of_reference(reference.description['engine'])}, with which "
+            f"{predictor.description['engine']} is compared, cannot run the network on {shape} "
+            f"(batch, channels, z, y, x): {_last_line(_reason_of(error))}. A file that was "
+            "exported for one shape runs with no other: write inference.patch_shape and batch_size "
+            "as they are there, or export it for any"
+        ) from error
 
 
 def _answers(

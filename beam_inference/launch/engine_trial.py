@@ -248,12 +248,7 @@ class _Trier:
         report = self._run(config, predictor, reference)
         if batch_size == "auto":
             best = self._find_batch_size(config, predictor, report)
-            if best > 1 and not self._try_batch(config, predictor, best).is_none:
-                logger.info(
-                    "inference.batch_size: auto is 1: in batches of %d, the network's answer to a "
-                    "patch depends on its batch",
-                    best,
-                )
+            if best > 1 and not self._stays_the_same(config, predictor, best):
                 best = 1
             settings = replace(settings, batch_size=best)
             report = self._run(self._make_definite(settings), predictor, reference)
@@ -325,6 +320,21 @@ class _Trier:
                 size,
                 effect.largest,
             )
+
+    def _stays_the_same(self, config: DefiniteConfig, predictor: Predictor, size: int) -> bool:
+        """Whether a network answers a patch by the same bits in batches of some size."""
+        try:
+            effect = self._try_batch(config, predictor, size)
+        except ModelContractError as error:
+            logger.info("inference.batch_size: auto is 1: %s", error)
+            return False
+        if not effect.is_none:
+            logger.info(
+                "inference.batch_size: auto is 1: in batches of %d, the network's answer to a "
+                "patch depends on its batch",
+                size,
+            )
+        return effect.is_none
 
     def _try_batch(self, config: DefiniteConfig, predictor: Predictor, size: int) -> BatchEffect:
         return try_batch(predictor, config, self.job.input, self.job.plan, size)

@@ -25,6 +25,7 @@ from beam_inference.engines.trial import (
     check_difference,
     check_no_numbers,
     is_blank,
+    network_failures,
     without_blank,
 )
 from beam_inference.environment import bound_memory
@@ -47,6 +48,15 @@ from beam_inference.worker.network_watch import NetworkWatch
 from beam_inference.worker.non_finite import is_finite
 
 logger = logging.getLogger(__name__)
+
+_ANSWERS_OTHERS = (
+    " It may answer others: look at which values its code refuses. Places without data can be left "
+    "out by `mask`."
+)
+_NOISE_IN_BATCHES = (
+    " It is tried on noise, too, to see whether patches of a batch are mixed: if its code refuses "
+    "that, write inference.batch_size: 1."
+)
 
 
 def boxes_to_try(plan: InferencePlan) -> list[BoundingBox]:
@@ -174,15 +184,22 @@ def find_prediction_bounds(
         One for each head, or one for a network without heads.
 
     Raises:
-        ModelContractError: it returns NaN or infinite values.
+        ModelContractError: it fails, or returns NaN or infinite values.
     """
     patches = patches_to_bound(partial(_read, config, volume), plan)
     normalize = normalization(config, volume.values_dtype)
     channels = config.model.channel_ranges
+    watch = NetworkWatch(config.job.timeouts.network)
     try:
-        largest = largest_predictions(
-            predictor, patches, _tell_of_noise, normalize, batch_size, channels
-        )
+        with watch.watch("the search for the largest prediction"):
+            largest = largest_predictions(
+                watch.wrap_predictor(predictor),
+                patches,
+                _tell_of_noise,
+                normalize,
+                batch_size,
+                channels,
+            )
     except NonFiniteError as error:
         raise ModelContractError(
             f"{error} for a patch of the input. Check model.normalize, model.weights and "
@@ -214,7 +231,7 @@ def largest_predictions(
         predictor: the network on its device.
         patches: its inputs, stored values (C, Z, Y, X).
         make_noise: makes what is tried, too, of a patch, if all patches are blank: networks may say
-            little of background. Where they answer it by no numbers, that is no fault of theirs.
+            little of background. Where they fail on it, that is no fault of theirs.
         normalize: maps a float32 batch of stored values to the network's input.
         batch_size: patches of a batch that fits the device.
         channels: channels of the predictions that are looked at together.
@@ -224,6 +241,7 @@ def largest_predictions(
 
     Raises:
         NonFiniteError: there are NaN or infinite values among them.
+        ModelContractError: the network fails on one.
     """
     largest = [0.0] * len(channels)
     device = predictor.device
@@ -231,7 +249,8 @@ def largest_predictions(
     def look_at(patch: AnyArray) -> None:
         batch = device.empty((batch_size, *patch.shape))
         batch[:] = device.upload(patch)
-        predictions = predict_normalized(predictor.predict, normalize, batch)
+        with network_failures(batch.shape, _ANSWERS_OTHERS):
+            predictions = predict_normalized(predictor.predict, normalize, batch)
         for number, some in enumerate(channels):
             part = predictions[:, some.start : some.stop]
             magnitude = float(device.largest_magnitude(part))
@@ -245,7 +264,7 @@ def largest_predictions(
             look_at(patch)
             is_varied = is_varied or not is_blank(patch)
         if not is_varied:
-            with suppress(NonFiniteError):
+            with suppress(NonFiniteError, ModelContractError):
                 look_at(make_noise(patch))
     return largest
 
@@ -345,18 +364,19 @@ def try_batch(
         batch_size: patches of a batch, 2 or more, for which the device has memory.
 
     Raises:
-        ModelContractError: the network took too long, or the device has too little memory.
+        ModelContractError: the network fails, or the device has too little memory.
     """
     patch = patch_to_try(config, volume, plan)
     watch = NetworkWatch(config.job.timeouts.network)
     with watch.watch("the trial of its batches"):
         try:
-            return effect_of_batch(
-                watch.wrap_predictor(predictor),
-                patch,
-                normalization(config, volume.values_dtype),
-                batch_size,
-            )
+            with network_failures((batch_size, *patch.shape), _NOISE_IN_BATCHES):
+                return effect_of_batch(
+                    watch.wrap_predictor(predictor),
+                    patch,
+                    normalization(config, volume.values_dtype),
+                    batch_size,
+                )
         except DeviceOutOfMemory as error:
             raise ModelContractError(
                 f"the device is out of memory for {batch_size} patches a batch and one more. Make "

@@ -14,6 +14,7 @@ from beam_inference.engines.trial import (
     ChannelDistances,
     check_contract,
     check_difference,
+    check_no_numbers,
     settle,
 )
 from beam_inference.errors import EngineError, ModelContractError
@@ -161,6 +162,26 @@ def test_a_reference_that_cannot_run_the_shape_is_told():
     with pytest.raises(EngineError, match=r"onnxruntime in float32.*Got: 6 Expected: 8.*patch_sha"):
         check_difference(one, other, patch, lambda batch: batch, 2)
     check_difference(one, other, patch, lambda batch: batch, 1)
+
+
+@pytest.mark.parametrize("culprit", ["ours", "theirs"])
+def test_what_fails_on_zeros_or_nan_alone_is_told(culprit):
+    def no_zeros(batch):
+        if not batch.any():
+            raise SystemExit("nothing there")
+        return batch
+
+    patch = np.random.default_rng(0).random((1, 4, 6, 8)).astype(np.float32)
+    ours, theirs = (
+        torch_predictor(each, torch.device("cpu"), description={"engine": name, **FLOAT32})
+        for name, each in (
+            ("onnxruntime", no_zeros if culprit == "ours" else torch.relu),
+            ("torch", no_zeros if culprit == "theirs" else torch.relu),
+        )
+    )
+    expected = ModelContractError if culprit == "ours" else EngineError
+    with pytest.raises(expected, match="nothing there"):
+        check_no_numbers(ours, theirs, patch, lambda batch: batch, 1)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -86,3 +86,47 @@ def test_noise_is_told_of(dtype, value, bound, tmp_path, caplog):
     found = bound_of(tmp_path, np.full((32, 64, 64), value, dtype))
     assert found == min(bound, 2.0**60)
     assert "found by noise" in caplog.text
+
+
+CHOOSY = """
+import torch
+
+class Choosy(torch.nn.Module):
+    def forward(self, x):
+        assert not (x == 95).any(), "no 95, please"
+        return x
+
+def make():
+    return Choosy().eval()
+"""
+
+
+@pytest.fixture
+def choosy_job(tmp_path):
+    """A job whose network refuses a value, given what it is tried on and its batch size."""
+    (tmp_path / "choosy.py").write_text(CHOOSY)
+
+    def make(array, batch_size):
+        write_volume(tmp_path / "in", array)
+        model = {"path": "choosy.py:make", "output_channels": 1, "normalize": "none"}
+        keys = {"batch_size": batch_size, "engine": "torch"}
+        values = job_values(tmp_path / "in", tmp_path / "out", model=model, inference=keys)
+        return parse_job(values, tmp_path)
+
+    return make
+
+
+def test_a_network_that_refuses_some_values_is_told_before_the_first_chunk(choosy_job, tmp_path):
+    array = np.random.default_rng(0).integers(1, 20, (32, 64, 64)).astype(np.uint8)
+    array[6:12, 12:24, 12:24] = 95  # not in the middle, where the network is tried first
+    with pytest.raises(ModelContractError, match=r"fails on an input.*no 95, please.*by `mask`"):
+        prepare(choosy_job(array, 1))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_network_that_refuses_noise_runs_without_batches(choosy_job):
+    blank = np.full((32, 64, 64), 7, np.uint8)
+    assert prepare(choosy_job(blank, 1)).read_job().prediction_bound
+    assert prepare(choosy_job(blank, "auto")).read_job().config.inference.batch_size == 1
+    with pytest.raises(ModelContractError, match=r"no 95, please.*inference\.batch_size: 1\."):
+        prepare(choosy_job(blank, 2))
