@@ -33,7 +33,8 @@ from beam_inference.job.unfinished import warn_if_unfinished
 from beam_inference.segmentation.numbering import WitnessedStage
 from beam_inference.segmentation.scratch import Scratch
 from beam_inference.segmentation.thresholds import check_threshold
-from beam_inference.volumes.kvstores import LOCAL, delete_folder, open_kvstore, url_of
+from beam_inference.volumes.folders import delete_folder
+from beam_inference.volumes.kvstores import LOCAL, url_of
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
 
@@ -329,7 +330,7 @@ def read_evaluation(plan: EvaluationPlan) -> Evaluation:
 def _forget(job: StageJob, scratch_url: str) -> None:
     """Remove the records of an evaluation: the volumes may be others when it is asked for again."""
     # first what says that files are there
-    delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
+    delete_folder(job.state_url, job.storage, f"{job.kind}/")
     Scratch(scratch_url, job.storage).delete()
 
 

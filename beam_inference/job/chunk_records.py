@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import tensorstore as ts
 
+from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError
 from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import delete_value
+from beam_inference.volumes.folders import begin_listing
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     LinkGuard,
@@ -102,12 +104,14 @@ class ChunkEntries:
     Args:
         store: the key-value store.
         url: URL of the store, for messages.
+        storage: the settings that it was opened with.
         folder: folder of the records in it.
     """
 
-    def __init__(self, store: Any, url: str, folder: str) -> None:
+    def __init__(self, store: Any, url: str, storage: Storage, folder: str) -> None:
         self._store = store
         self._url = url
+        self._storage = storage
         self._folder = folder
         self._guard = LinkGuard(url)
 
@@ -193,7 +197,8 @@ class ChunkEntries:
     def _listing(self, start: int, stop: int) -> Callable[[], list[int]]:
         """Begin to list a range of chunks; the function that is returned waits for the result."""
         keys = ts.KvStore.KeyRange(inclusive_min=self._key(start), exclusive_max=self._key(stop))
-        request = or_else_again(self._store.list(keys), partial(self._store.list, keys))
+        begin = partial(begin_listing, self._store, self._storage, keys)
+        request = or_else_again(begin(), begin)
 
         def indices() -> list[int]:
             names = retry_request("list", f"{self._url}/{self._folder}", request)

@@ -22,15 +22,16 @@ import tensorstore as ts
 from pydantic import Field, ValidationError
 
 from beam_inference.config.fields import Frozen, SafeLine
+from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError
 from beam_inference.job.records import Count
 from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import create_key, delete_value, replace_value
+from beam_inference.volumes.folders import delete_folder, list_keys
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     KvStore,
     LinkGuard,
-    delete_folder,
     retry_request,
 )
 
@@ -107,12 +108,14 @@ class CrewRecords:
     Args:
         store: the folder's key-value store.
         url: its URL.
+        storage: the settings that it was opened with.
         key: name of the folders of records of the job, :attr:`ResolvedJob.records_key`.
     """
 
-    def __init__(self, store: KvStore, url: str, key: str) -> None:
+    def __init__(self, store: KvStore, url: str, storage: Storage, key: str) -> None:
         self._store = store
         self._url = url
+        self._storage = storage
         self._folder = f"claims/{key[:16]}"
         self._guard = LinkGuard(url)
 
@@ -176,7 +179,7 @@ class CrewRecords:
         """List the stretches of ``start … stop`` that are claimed."""
         keys = ts.KvStore.KeyRange(self._key(stage, length, start), self._key(stage, length, stop))
         listed = self._request(
-            "list", self._folder, lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
+            "list", self._folder, partial(list_keys, self._store, self._storage, keys)
         )
         numbers = {int(match[1]) for match in map(_NUMBER.search, listed) if match}
         # copies may lie in folders of their own
@@ -205,8 +208,8 @@ class CrewRecords:
 
         Killed workers leave them behind. A worker that still lives gives another sign.
         """
-        delete_folder(self._store, self._url, f"{self._folder}/")
-        delete_folder(self._store, self._url, "workers/")
+        delete_folder(self._url, self._storage, f"{self._folder}/")
+        delete_folder(self._url, self._storage, "workers/")
 
     def give_sign(self, worker: str, sign: SignOfLife) -> None:
         """Write a worker's sign of life."""
@@ -249,7 +252,7 @@ class CrewRecords:
     def _list_workers(self) -> list[str]:
         keys = ts.KvStore.KeyRange("workers/", "workers0")  # "0" comes after "/"
         listed = self._request(
-            "list", "workers", lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
+            "list", "workers", partial(list_keys, self._store, self._storage, keys)
         )
         return sorted(match[1].decode() for match in map(_WORKER.match, listed) if match)
 

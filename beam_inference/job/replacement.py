@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -24,10 +25,10 @@ from beam_inference.job.state import STATE_FOLDER
 from beam_inference.volumes.block_names import is_block_of
 from beam_inference.volumes.detection import StoredVolume, json_object, volume_at
 from beam_inference.volumes.drafts import file_of_draft
+from beam_inference.volumes.folders import delete_folder, list_keys
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
     KvStore,
-    delete_folder,
     leads_elsewhere,
     local_folder,
     one_line,
@@ -93,7 +94,7 @@ class Replacement:
         local = local_folder(self.url)
         for folder in self.folders:
             if local is None:
-                delete_folder(store, self.url, folder)
+                delete_folder(self.url, self.storage, folder)
             else:
                 _remove_tree(local, folder)
         for first in range(0, len(self.files), _FILES_AT_A_TIME):
@@ -310,7 +311,7 @@ def _names_beside(url: str, storage: Storage, known: Sequence[str]) -> list[str]
     folder = local_folder(url)
     try:
         if folder is None:
-            return _keys_beside(open_kvstore(url, storage), known)
+            return _keys_beside(url, storage, known)
         if not os.path.lexists(folder):
             return []
         tops = {key.split("/")[0] + "/" for key in known if "/" in key} | set(known)
@@ -324,18 +325,21 @@ def _names_beside(url: str, storage: Storage, known: Sequence[str]) -> list[str]
     return [name for name in names if name not in tops]
 
 
-def _keys_beside(store: KvStore, known: Sequence[str]) -> list[str]:
+def _keys_beside(url: str, storage: Storage, known: Sequence[str]) -> list[str]:
     """List the other names in a store of any kind, without listing the folders that are known."""
+    store = open_kvstore(url, storage)
+    top_names = partial(_top_names, store, storage)
     names = set()
     begin = ""
     for key in sorted(known):
-        names |= _top_names(store, begin, key)
+        names |= top_names(begin, key)
         begin = f"{key[:-1]}0" if key.endswith("/") else f"{key}\0"  # "0" comes after "/"
-    return sorted(names | _top_names(store, begin, ""))
+    return sorted(names | top_names(begin, ""))
 
 
-def _top_names(store: KvStore, begin: str, end: str) -> set[str]:
-    listed = store.list(ts.KvStore.KeyRange(begin, end)).result(timeout=TRANSFER_SECONDS)
+def _top_names(store: KvStore, storage: Storage, begin: str, end: str) -> set[str]:
+    between = ts.KvStore.KeyRange(begin, end)
+    listed = list_keys(store, storage, between, timeout=TRANSFER_SECONDS)
     names = set()
     for key in listed:
         top, separator, _ = key.decode(errors="replace").partition("/")

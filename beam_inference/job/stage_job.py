@@ -112,7 +112,9 @@ class StageJob:
 
     def _entries(self, stage: ChunkStage, outcome: str) -> ChunkEntries:
         store = open_kvstore(self.state_url, self.storage)
-        return ChunkEntries(store, self.state_url, f"{self.folder}/{stage.name}/{outcome}")
+        return ChunkEntries(
+            store, self.state_url, self.storage, f"{self.folder}/{stage.name}/{outcome}"
+        )
 
     def done_chunks(self, stage: ChunkStage, chunks: Iterable[int]) -> set[int]:
         """Return those of some chunks whose done record can be believed; others are removed."""

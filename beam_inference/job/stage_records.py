@@ -16,9 +16,9 @@ from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job.stage_job import ChunkStage, StageJob
 from beam_inference.job.state import state_folder_of
 from beam_inference.volumes.conditional_writes import create_key
+from beam_inference.volumes.folders import delete_folder
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
-    delete_folder,
     open_kvstore,
     retry_request,
 )
@@ -154,7 +154,7 @@ class StageRecords:
         job = self._job
         store = open_kvstore(job.state_url, job.storage)
         if overwrite:
-            delete_folder(store, job.state_url, f"{job.kind}/")
+            delete_folder(job.state_url, job.storage, f"{job.kind}/")
         text = json.dumps(
             {"fingerprint": job.fingerprint, **job.description}, indent=1, sort_keys=True
         )

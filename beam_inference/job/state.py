@@ -49,6 +49,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.seals import open_record, seal_record
 from beam_inference.job.shards import Shard
 from beam_inference.volumes.conditional_writes import create_key
+from beam_inference.volumes.folders import delete_folder, list_keys
 from beam_inference.volumes.kvstores import (
     LOCAL,
     MOST_PART_BYTES,
@@ -86,7 +88,6 @@ from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     TRANSFER_SECONDS,
     LinkGuard,
-    delete_folder,
     local_folder,
     open_kvstore,
     refuse_link,
@@ -290,7 +291,7 @@ class State:
 
     def _former(self, launch: str) -> ChunkEntries:
         key = self._own_job().records_key
-        return ChunkEntries(self._store, self.url, f"former/{launch}/{key[:16]}")
+        return ChunkEntries(self._store, self.url, self._storage, f"former/{launch}/{key[:16]}")
 
     def scan_receipts(self, chunks: Iterable[int]) -> Iterator[Receipt | DamagedRecord]:
         """Read the receipts of those of some chunks that have one, concurrently, in order."""
@@ -424,11 +425,11 @@ class State:
 
     def _shard_ends(self, count: int) -> ChunkEntries:
         folder = f"shards/{self._own_job().records_key[:16]}/{count}"
-        return ChunkEntries(self._store, self.url, folder)
+        return ChunkEntries(self._store, self.url, self._storage, folder)
 
     def crew(self) -> CrewRecords:
         """Return the claims and the signs of life of those who work on the job."""
-        return CrewRecords(self._store, self.url, self._own_job().records_key)
+        return CrewRecords(self._store, self.url, self._storage, self._own_job().records_key)
 
     def note_start(self, launch: str) -> None:
         """Record that a launch begins, which also shows that the folder can be written."""
@@ -552,20 +553,18 @@ class State:
     def clear(self) -> None:
         """Delete everything that this class writes, of all jobs; job.json comes last."""
         for folder in _FOLDERS:
-            delete_folder(self._store, self.url, folder)
+            delete_folder(self.url, self._storage, folder)
         for key in ("quarantine.jsonl", "fault.json", _SHARDS, _ID, "job.json"):
             self._write(key, None)
 
     def _list_keys(self, folder: str) -> set[str]:
         keys = ts.KvStore.KeyRange(f"{folder}/", f"{folder}0")  # "0" comes after "/"
-        listed = self._request(
-            "list", folder, lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
-        )
+        listed = self._request("list", folder, partial(list_keys, self._store, self._storage, keys))
         return {key.decode() for key in listed}
 
     def _entries(self, folder: str) -> ChunkEntries:
         key = self._own_job().records_key
-        return ChunkEntries(self._store, self.url, f"{folder}/{key[:16]}")
+        return ChunkEntries(self._store, self.url, self._storage, f"{folder}/{key[:16]}")
 
     def _own_job(self) -> ResolvedJob:
         if self._job is None:

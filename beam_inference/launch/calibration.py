@@ -32,9 +32,9 @@ from beam_inference.job.parts import cutout, normalization
 from beam_inference.launch.cost import Measured
 from beam_inference.launch.engine_trial import NetworkTrial
 from beam_inference.launch.planned_job import PlannedJob
+from beam_inference.volumes.folders import delete_folder
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
-    delete_folder,
     local_folder,
     open_kvstore,
     retry_request,
@@ -195,7 +195,7 @@ def _scratch_folder(job: PlannedJob) -> Iterator[tuple[str, Any]]:
     try:
         yield url, store
     finally:
-        delete_folder(store, url)
+        delete_folder(url, storage)
         folder = local_folder(url)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

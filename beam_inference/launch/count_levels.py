@@ -18,10 +18,10 @@ from beam_inference.operators.level_counts import (
 )
 from beam_inference.operators.level_stages import plan_level_stages
 from beam_inference.volumes.drafts import sweep_drafts_of_file
+from beam_inference.volumes.folders import delete_folder
 from beam_inference.volumes.holes import holes_url
 from beam_inference.volumes.kvstores import (
     LOCAL,
-    delete_folder,
     is_within,
     open_kvstore,
     place_of_url,
@@ -91,11 +91,11 @@ def count_levels(
     StageRecords(plan.job).begin(overwrite=overwrite or plan.begins_anew())
     holes = holes_url(url_of(to))
     if overwrite:
-        delete_folder(open_kvstore(holes, storage), holes)
+        delete_folder(holes, storage)
     count = plan.count
     outcome = run_stages(plan.job, flags, count.chunks.roi.size / count.count)
     if outcome.is_complete:
-        delete_folder(open_kvstore(count.counts_url, storage), count.counts_url)
+        delete_folder(count.counts_url, storage)
         sweep_drafts_of_file(url_of(to))
     return outcome
 

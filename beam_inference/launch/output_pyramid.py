@@ -33,7 +33,7 @@ from beam_inference.pyramid.pyramid import (
     remove_scales,
 )
 from beam_inference.volumes.detection import volume_at
-from beam_inference.volumes.kvstores import delete_folder, open_kvstore
+from beam_inference.volumes.folders import delete_folder
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.outputs import create_output
 
@@ -219,7 +219,7 @@ def _forget_scales(config: JobConfig) -> None:
     job = stage_job("pyramid", {}, config.output.path, config.storage, ())
     if StageRecords(job).earlier_job() is None:
         return
-    delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
+    delete_folder(job.state_url, job.storage, f"{job.kind}/")
     logger.warning(
         "%s has coarser scales, made before all chunks of this job are done. Then make them again, "
         "with: beam-inference pyramid %s --overwrite",

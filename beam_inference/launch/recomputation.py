@@ -42,7 +42,7 @@ from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.job.state import State, default_state_url
 from beam_inference.models.fetch import local_model
 from beam_inference.models.trust import Trust
-from beam_inference.volumes.kvstores import delete_folder, open_kvstore
+from beam_inference.volumes.folders import delete_folder
 from beam_inference.volumes.outputs import create_output
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.open_job import OpenJob, OpenOutput, open_job
@@ -453,7 +453,7 @@ class _Recomputer:
             volume.write(box, array)
             return volume.read(box)
         finally:
-            delete_folder(open_kvstore(spec.url, spec.storage), spec.url, "")
+            delete_folder(spec.url, spec.storage)
 
 
 def _part(part: BoundingBox, box: BoundingBox) -> tuple[slice, ...]:

@@ -22,12 +22,9 @@ from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.cost import Totals
 from beam_inference.launch.planned_job import PlannedJob, PlannedOutput
 from beam_inference.pyramid.pyramid import Pyramid
+from beam_inference.volumes.folders import delete_folder, list_keys
 from beam_inference.volumes.kvstores import (
-    TRANSFER_SECONDS,
-    KvStore,
-    delete_folder,
     open_kvstore,
-    retry_request,
 )
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.outputs import create_output
@@ -153,19 +150,17 @@ def _sample_volume(volume: PlannedOutput, parts: Sequence[Sequence[Part]]) -> St
     url = f"memory://{uuid.uuid4().hex}/"
     copy = create_output(replace(spec, url=url))
     store = open_kvstore(url, spec.storage)
-    metadata = set(_keys(store, url))
+    metadata = set(list_keys(store, spec.storage))
     try:
         for box in boxes:
             copy.write(box, output.read(box))
-        stored = sum(len(store[key]) for key in _keys(store, url) if key not in metadata)
+        stored = sum(
+            len(store[key]) for key in list_keys(store, spec.storage) if key not in metadata
+        )
     finally:
-        delete_folder(store, url)
+        delete_folder(url, spec.storage)
     decoded = sum(box.size for box in boxes) * _voxel_bytes(spec)
     return StoredSample(len(boxes), decoded, stored)
-
-
-def _keys(store: KvStore, url: str) -> list[bytes]:
-    return retry_request("list", url, lambda: store.list().result(timeout=TRANSFER_SECONDS))
 
 
 def _whole_blocks(spec: OutputSpec, parts: Sequence[Sequence[Part]]) -> Iterator[BoundingBox]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from beam_inference.config.fields import Json
@@ -23,10 +24,10 @@ from beam_inference.pyramid.precomputed_codec import read_precomputed_codec
 from beam_inference.pyramid.scale_geometry import PyramidScale
 from beam_inference.volumes.conditional_writes import change_json
 from beam_inference.volumes.detection import hint_at_neighbours, json_object, volume_at
+from beam_inference.volumes.folders import delete_folder, list_keys
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     LinkGuard,
-    delete_folder,
     leads_elsewhere,
     open_kvstore,
     retry_request,
@@ -200,7 +201,6 @@ class MultiscaleVolume:
             return kept
 
         self._change_entries(remove)
-        store = open_kvstore(self.url, self.storage)
         metadata = self._metadata()
         further = (metadata.get(key) for key in ("mesh", "skeletons", "segment_properties"))
         kept_folders.update(each for each in further if isinstance(each, str))
@@ -209,7 +209,7 @@ class MultiscaleVolume:
                 _lies_in(folder, other) or _lies_in(other, folder) for other in kept_folders
             )
             if not is_shared and not leads_elsewhere(self.url, folder):
-                delete_folder(store, self.url, f"{folder}/")
+                delete_folder(self.url, self.storage, f"{folder}/")
 
     def _metadata(self) -> Json:
         store = open_kvstore(self.url, self.storage)
@@ -275,7 +275,4 @@ def multiscale_volume(url: str, storage: Storage, base_number: int = 0) -> Multi
 
 def _list_files(url: str, storage: Storage) -> list[bytes]:
     store = open_kvstore(url, storage)
-    keys: list[bytes] = retry_request(
-        "list", url, lambda: store.list().result(timeout=PATIENCE_SECONDS)
-    )
-    return keys
+    return retry_request("list", url, partial(list_keys, store, storage))

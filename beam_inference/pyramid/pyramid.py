@@ -34,10 +34,9 @@ from beam_inference.pyramid.scale_geometry import (
     scales_above,
     tiles,
 )
+from beam_inference.volumes.folders import delete_folder
 from beam_inference.volumes.kvstores import (
     LOCAL,
-    delete_folder,
-    open_kvstore,
     storage_of_environment,
 )
 from beam_inference.volumes.opening import open_source
@@ -377,7 +376,7 @@ def run_pyramid(
 def remove_scales(job: StageJob) -> None:
     """Remove the scales of a pyramid's job, whoever made them, and all records of pyramids."""
     # Records first: scales that are listed and have no record are refused until they are removed.
-    delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
+    delete_folder(job.state_url, job.storage, f"{job.kind}/")
     stages = _stages(job)
     stages[0].volume.remove_scales([stage.scale for stage in stages])
 

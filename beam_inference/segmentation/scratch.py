@@ -22,11 +22,11 @@ from beam_inference.arrays import AnyArray
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
+from beam_inference.volumes.folders import delete_folder
 from beam_inference.volumes.kvstores import (
     MOST_PART_BYTES,
     TRANSFER_SECONDS,
     LinkGuard,
-    delete_folder,
     open_kvstore,
     or_else_again,
     refuse_link,
@@ -69,6 +69,7 @@ class Scratch:
     def __init__(self, url: str, storage: Storage) -> None:
         refuse_link(url)
         self._url = url
+        self._storage = storage
         self._store = open_kvstore(url, storage)
         self._guard = LinkGuard(url)
         self._place = "/".join(url.split("/")[-2:])
@@ -155,7 +156,7 @@ class Scratch:
 
     def delete(self) -> None:
         """Delete everything under the URL."""
-        delete_folder(self._store, self._url)
+        delete_folder(self._url, self._storage)
 
     def _begin_to_write(self, key: str, content: bytes) -> Callable[[], Any]:
         self._guard.check(key)

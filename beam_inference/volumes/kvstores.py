@@ -14,7 +14,6 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -46,9 +45,6 @@ PATIENCE_SECONDS = 90
 """How long a store may take to answer a small request."""
 TRANSFER_SECONDS = 3600
 """How long it may take to read or write a chunk's voxels, or a network's file."""
-
-_DELETED_AT_ONCE = 1000
-"""Names that an object store is asked to delete at a time."""
 
 # TensorStore's own default, 32 attempts with up to 32 s between them, hides a dead endpoint for ten
 # minutes.
@@ -234,37 +230,6 @@ def _is_pipe(path: Path) -> bool:
     except (OSError, ValueError):
         return False  # TensorStore says what is wrong
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def delete_folder(store: KvStore, url: str, folder: str = "") -> None:
-    """Delete everything in a folder of a store, such as ``receipts/``; by default all of the store.
-
-    A store that is deleted is a folder of ours in a folder of ours: neither may be a link.
-
-    Raises:
-        WorkerFault: it cannot be done, or a link leads out of the store.
-    """
-    if not folder:
-        refuse_link(url)
-    elif leads_elsewhere(url, folder.rstrip("/")):
-        raise WorkerFault(
-            f"{url}/{folder} may lie outside of {url}, by a link: it is not removed. Remove the "
-            "link yourself, or choose another place."
-        )
-    keys = ts.KvStore.KeyRange(folder, folder[:-1] + "0" if folder else "")  # "0" comes after "/"
-
-    def delete() -> None:
-        if local_folder(url) is not None:
-            store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
-            return
-        # Name by name: of an object store, delete_range takes what is listed, wherever it lies.
-        listed = iter(store.list(keys).result(timeout=TRANSFER_SECONDS))
-        while names := list(islice(listed, _DELETED_AT_ONCE)):
-            within = [name for name in names if name.startswith(folder.encode())]
-            for deleted in [store.write(name, None) for name in within]:
-                deleted.result(timeout=PATIENCE_SECONDS)
-
-    retry_request("delete", f"{url}/{folder}", delete)
 
 
 def refuse_link(url: str) -> None:

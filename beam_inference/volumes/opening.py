@@ -33,9 +33,9 @@ from beam_inference.volumes.detection import (
     json_object,
     volume_at,
 )
+from beam_inference.volumes.folders import list_keys
 from beam_inference.volumes.kvstores import (
     LOCAL,
-    PATIENCE_SECONDS,
     KvStore,
     one_line,
     open_with,
@@ -131,7 +131,7 @@ def open_source(
         volume = _take_channels(volume, source.channel)
     _check_scale_key(volume)
     if check_blocks:
-        volume = _open_packed_blocks(volume, cache_bytes)
+        volume = _open_packed_blocks(volume, source.storage, cache_bytes)
         suffixes = PACKED_SUFFIXES if isinstance(volume, PackedVolume) else ()
         check_block_names(name, volume.stored_spec, suffixes)
     return volume
@@ -407,7 +407,7 @@ def _check_scale_key(volume: Volume) -> None:
         )
 
 
-def _open_packed_blocks(volume: Volume, cache_bytes: int) -> Volume:
+def _open_packed_blocks(volume: Volume, storage: Storage, cache_bytes: int) -> Volume:
     """Read block files that cloud-volume has packed; refuse those of other names, or of none.
 
     Returns:
@@ -423,7 +423,7 @@ def _open_packed_blocks(volume: Volume, cache_bytes: int) -> Volume:
     if is_local:
         name = _local_block_of_other_name(volume, scale, kvstore)
     else:
-        name = _remote_block_of_other_name(volume, scale)
+        name = _remote_block_of_other_name(volume, storage, scale)
     suffix = None if name is None else unread_suffix(name)
     if is_local and suffix in PACKED_SUFFIXES and not scale.get("sharding"):
         return open_packed(volume, Path(kvstore["path"]), suffix, cache_bytes)
@@ -503,7 +503,7 @@ def _is_absent(request: ts.Future[KvStore.ReadResult]) -> bool:
 
 
 def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
-    """The name of a block with a suffix where a server of files cannot list, as by HTTP."""
+    """The name of a block with a suffix where a store cannot be listed, as by HTTP."""
     try:
         for key, suffix in product(_absent_by_asking(volume, keys), PACKED_SUFFIXES):
             found = volume.kvstore.read(f"{key}{suffix}").result(timeout=_SECONDS_TO_ASK)
@@ -514,7 +514,7 @@ def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
     return None
 
 
-def _remote_block_of_other_name(volume: Volume, scale: Json) -> str | None:
+def _remote_block_of_other_name(volume: Volume, storage: Storage, scale: Json) -> str | None:
     """Look at the names of three blocks only: a request each, and a listing may be long."""
     keys = _sample_keys(volume)
     if scale.get("sharding"):
@@ -524,11 +524,9 @@ def _remote_block_of_other_name(volume: Volume, scale: Json) -> str | None:
     for key in keys:
         names = ts.KvStore.KeyRange(key, f"{key}/")  # "/" comes after "."
         try:
-            listed = volume.kvstore.list(names).result(timeout=PATIENCE_SECONDS)
-        except NotImplementedError:
-            return _name_by_asking(volume, keys)
-        except (ValueError, OSError):
-            return None  # a store that may be read need not be listed
+            listed = list_keys(volume.kvstore, storage, names)
+        except (NotImplementedError, ValueError, OSError):
+            return _name_by_asking(volume, keys)  # a store that may be read need not be listed
         for each in listed:
             name = each.decode().rpartition("/")[2]
             if unread_suffix(name) is not None:

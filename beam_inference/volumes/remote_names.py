@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import PermanentReadError, VolumeError
-from beam_inference.volumes.kvstores import PATIENCE_SECONDS, KvStore, one_line, open_kvstore
+from beam_inference.volumes.folders import list_keys
+from beam_inference.volumes.kvstores import KvStore, one_line, open_kvstore
 from beam_inference.volumes.remote_files import find_remote_file
 
 HOW_TO_NAME = (
@@ -113,7 +114,7 @@ def _expand_glob(pattern: str, storage: Storage) -> list[str]:
     start = re.split(r"[*?\[]", names, maxsplit=1)[0]
     keys = KvStore.KeyRange(start, start[:-1] + chr(ord(start[-1]) + 1) if start else "")
     try:
-        listed = open_kvstore(folder, storage).list(keys).result(timeout=PATIENCE_SECONDS)
+        listed = list_keys(open_kvstore(folder, storage), storage, keys)
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot list {folder}: {one_line(error)}") from None
     found = (key.decode(errors="replace") for key in listed)

@@ -19,7 +19,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import tensorstore as ts
 from numpy.typing import NDArray
 
 from beam_inference import arrays
@@ -28,11 +27,11 @@ from beam_inference.geometry.seam_sums import Sums
 from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.limits import SEAM_FILES_AT_ONCE, WRITTEN_BYTES
+from beam_inference.volumes.folders import delete_folder, list_keys
 from beam_inference.volumes.kvstores import (
     MOST_PART_BYTES,
     TRANSFER_SECONDS,
     LinkGuard,
-    delete_folder,
     open_kvstore,
     or_else_again,
     retry_request,
@@ -65,6 +64,7 @@ class SeamFiles:
         folder = f"seams/{key[:16]}"
         self._url = f"{state_url}/{folder}"
         self._guard = LinkGuard(state_url, folder)
+        self._storage = storage
         self._store = open_kvstore(self._url, storage)
         self._file_values = file_values
 
@@ -120,15 +120,13 @@ class SeamFiles:
 
     def forget(self, receiver: int) -> None:
         """Delete all that was given to a receiver."""
-        delete_folder(self._store, self._url, _folder(receiver))
+        delete_folder(self._url, self._storage, _folder(receiver))
 
     def forget_all(self) -> int:
         """Delete all files of the job; return how many there were."""
-        everything = ts.KvStore.KeyRange()
-        keys = retry_request(
-            "list", self._url, lambda: self._store.list(everything).result(TRANSFER_SECONDS)
-        )
-        delete_folder(self._store, self._url)
+        listing = partial(list_keys, self._store, self._storage, timeout=TRANSFER_SECONDS)
+        keys = retry_request("list", self._url, listing)
+        delete_folder(self._url, self._storage)
         return len(keys)
 
     def _write(self, key: str, content: bytearray) -> None:

@@ -20,7 +20,7 @@ from helpers import TOYS, job_values, read_volume
 from beam_inference.cli.main import main
 from beam_inference.config.storage import Storage
 from beam_inference.job.resolved_job import ResolvedJob
-from beam_inference.volumes.kvstores import delete_folder, open_kvstore
+from beam_inference.volumes.folders import delete_folder
 from beam_inference.volumes.opening import open_volume
 
 
@@ -94,7 +94,7 @@ def test_everything_on_google_cloud_storage(volume_in, trained, local, monkeypat
         assert main([*again, "--trust_code"]) == 0
         state = "gs://data/out/_beam_inference"
         storage = Storage.model_validate({"gcs": {"endpoint": gcs.url}})
-        delete_folder(open_kvstore(state, storage), state)
+        delete_folder(state, storage)
         assert main([*again, "--trust_code"]) == 0
         assert not gcs.names("data", "out/_beam_inference/")
 

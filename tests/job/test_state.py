@@ -282,6 +282,9 @@ class Flaky:
         self._message = message
         self._failed = {}
 
+    def spec(self):
+        return self._store.spec()
+
     def __getattr__(self, name):
         def request(*arguments, **options):
             self._failed[name] = self._failed.get(name, 0) + 1

@@ -1,6 +1,5 @@
 """Settings that reach every store, names that need decoding, stores that do not answer."""
 
-import json
 import shutil
 import socket
 import threading
@@ -8,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes.gcs import GcsStandIn
-from fakes.http_stand_in import Response
 from helpers import DATAFLOW, write_volume
 
 from beam_inference.beam.dataflow_gpus import runner_name
@@ -23,9 +20,7 @@ from beam_inference.job import state
 from beam_inference.job.state import State
 from beam_inference.volumes import kvstores as stores
 from beam_inference.volumes.kvstores import (
-    delete_folder,
     one_line,
-    open_kvstore,
     read_file,
     storage_of_environment,
     with_settings,
@@ -218,31 +213,3 @@ def test_a_folder_that_cannot_be_created_is_named_as_people_write_it():
         "Read-only file system"
     )
     assert '"/a/out/_b/16\\x1b.started": Read-only' in one_line(error)
-
-
-FOREIGN = "other/of-another-volume-with-a-name-that-is-longer-than-the-folder-of-ours"
-
-
-class AddsForeignNames(GcsStandIn):
-    """A store whose listings name an object outside of the folder that was asked for."""
-
-    def _receive(self, request):
-        response = super()._receive(request)
-        if request.method == "GET" and request.path.endswith("/o") and response.status == 200:
-            listed = json.loads(response.body)
-            if listed.get("items"):
-                listed["items"].append({**listed["items"][0], "name": FOREIGN})
-            return Response.of_json(listed)
-        return response
-
-
-def test_what_a_store_lists_beyond_a_folder_is_not_deleted_with_it(monkeypatch):
-    with AddsForeignNames(["data"]) as gcs:
-        for name in ("ours/state/a", "ours/state/b/c", "ours/statement", FOREIGN):
-            gcs.put("data", name, b"content")
-        storage = Storage.model_validate({"gcs": {"endpoint": gcs.url}})
-        url = "gs://data/ours"
-        delete_folder(open_kvstore(url, storage), url, "state/")
-        assert gcs.names("data") == sorted(["ours/statement", FOREIGN])
-        delete_folder(open_kvstore(url, storage), url)
-        assert gcs.names("data") == [FOREIGN]
