@@ -45,6 +45,7 @@ from beam_inference.conversion.stored_files import (
 )
 from beam_inference.conversion.tiff_metadata import (
     check_imagej_metadata,
+    check_lsm_pages,
     check_ome_metadata,
     find_ome_plane,
     find_pixel_nm,
@@ -137,6 +138,7 @@ def tiff_source(path: StoredFile, series: str | None, scale: int = 0) -> RawSour
             )
         check_ome_metadata(path, tiff)
         check_imagej_metadata(path, tiff)
+        check_lsm_pages(path, tiff)
         number = _series_number(path, tiff, series)
         source = _source(path, tiff, number, scale)
         if len(tiff.pages) and faults:

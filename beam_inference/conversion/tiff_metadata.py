@@ -150,6 +150,27 @@ def check_imagej_metadata(path: StoredFile, tiff: Any) -> None:
         )
 
 
+def check_lsm_pages(path: StoredFile, tiff: Any) -> None:
+    """Refuse an LSM file that does not have a thumbnail behind each of its pages.
+
+    tifffile takes every second page for one.
+
+    Raises:
+        VolumeError: it has not, or other pages than it says.
+    """
+    if not tiff.is_lsm:
+        return
+    image = tiff.series[0]
+    stated = math.prod(image.shape) // max(1, math.prod(page_shape(tiff.pages.first)))
+    is_thumbnail = [bool(page.is_reduced) for page in tiff.pages]
+    if is_thumbnail != [False, True] * stated:
+        raise VolumeError(
+            f"{path} is an LSM file that says it holds {stated} pages, each with a thumbnail, and "
+            f"has {is_thumbnail.count(False)} with {is_thumbnail.count(True)} thumbnails: which "
+            "page is which, is not known. Save it as OME-TIFF with the microscope's program."
+        )
+
+
 def one_of_several(path: StoredFile, pages: int) -> VolumeError:
     """Return the refusal of a file of so many pages, whose image goes on in others."""
     advice = "convert the files as a stack of slices"

@@ -252,3 +252,37 @@ def test_colours_that_the_decoder_makes_red_green_and_blue(tmp_path, compression
     tifffile.imwrite(tmp_path / "a.tif", image, photometric="ycbcr", compression=compression)
     source = tiff_source(str(tmp_path / "a.tif"), None)
     assert any("colour space" in note for note in source.info.notes) == is_told
+
+
+def write_lsm(path, array, *, depth, times, has_thumbnails):
+    """Pages as Zeiss's microscopes write them, with a thumbnail behind each."""
+    info = np.zeros(1, np.dtype(tifffile.TIFF.CZ_LSMINFO))
+    _, height, width = array.shape
+    info["MagicNumber"] = 67127628
+    info["StructureSize"] = info.dtype.itemsize
+    stated = {"X": width, "Y": height, "Z": depth, "Channels": 1, "Time": times}
+    for name, extent in stated.items():
+        info[f"Dimension{name}"] = extent
+    tag = (34412, "B", info.nbytes, info.tobytes(), True)
+    options = {"metadata": None, "contiguous": False}
+    with tifffile.TiffWriter(path, byteorder="<") as file:
+        for number, page in enumerate(array):
+            file.write(page, extratags=[] if number else [tag], **options)
+            if has_thumbnails:
+                file.write(np.zeros((8, 8), np.uint8), subfiletype=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("depth", "times", "has_thumbnails"),
+    [(6, 1, True), (6, 1, False), (3, 2, False), (12, 1, True), (3, 1, True)],
+)
+def test_pages_of_lsm_files_go_with_thumbnails(depth, times, has_thumbnails, tmp_path):
+    array = np.random.default_rng(0).integers(0, 256, (6, 20, 24), dtype=np.uint8)
+    path = tmp_path / "a.tif"
+    write_lsm(path, array, depth=depth, times=times, has_thumbnails=has_thumbnails)
+    if (depth, has_thumbnails) == (6, True):
+        source = tiff_source(str(path), "0")
+        np.testing.assert_array_equal(source.open()(source.info.bounds)[0], array)
+        return
+    with pytest.raises(VolumeError, match="is an LSM file that says it holds"):
+        tiff_source(str(path), "0")
