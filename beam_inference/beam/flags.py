@@ -144,6 +144,8 @@ def _flags_of_beam(flags: Sequence[str]) -> Sequence[str]:
         logger.warning("flags that Apache Beam does not know: %s", " ".join(unknown))
         return [flag for flag in flags if flag not in unknown]
     name = unknown[0].split("=")[0]
+    if name in _OWN_FLAGS:
+        raise ConfigError(f"{name} is no flag of this command, though others have it; see --help")
     close = difflib.get_close_matches(name, [*parser._option_string_actions, *_OWN_FLAGS], n=1)
     hint = (
         f"did you mean {close[0]}?"

@@ -81,12 +81,23 @@ def _pixels(shown: AnyArray, *, labels: bool) -> NDArray[np.uint8]:
         bytes_of = [(mixed >> np.uint64(shift)) & np.uint64(0xFF) for shift in (56, 48, 40)]
         return np.concatenate(bytes_of, axis=-1).astype(np.uint8)
     if chosen.dtype != np.uint8:
-        values = chosen.astype(np.float64)
-        finite = values[np.isfinite(values)]
-        low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
-        scaled = (values - low) / (high - low) if high > low else np.zeros_like(values)
+        scaled = _scale_to_one(chosen)
         chosen = np.rint(np.nan_to_num(scaled).clip(0, 1) * 255).astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(chosen, (*chosen.shape[:-1], 3)))
+
+
+def _scale_to_one(values: AnyArray) -> NDArray[np.float64]:
+    """Map the least value to 0 and the greatest to 1, of those that are finite."""
+    if values.dtype.kind in "iu":  # in 64 bits, of which differences wrap around to what they are
+        wide = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64)
+        rest = (wide - wide.min()).view(np.uint64).astype(np.float64)
+        scaled: NDArray[np.float64] = rest / max(1.0, rest.max())
+        return scaled
+    halves = values.astype(np.float64) / 2  # of which no difference is too large
+    finite = halves[np.isfinite(halves)]
+    low = finite.min(initial=np.inf)
+    high = finite.max(initial=-np.inf)
+    return (halves - low) / (high - low) if high > low else np.zeros_like(halves)
 
 
 def _montage(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -53,6 +53,7 @@ def test_once_a_launch_has_decided_nothing_is_to_be(job, capsys):
         (["--suggest", *ELSEWHERE], "count for this machine"),
         (["--calibrate", *ELSEWHERE], "count for this machine"),
         (["--runer=DaskRunner"], "unknown flag --runer"),
+        (["--chunks=3"], "--chunks is no flag of this command"),
         (DATAFLOW, "is on this machine, which remote workers cannot reach"),
     ],
 )

@@ -1,10 +1,13 @@
 """The picture of a whole volume: which level is drawn, and how values become pixels."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from helpers import write_volume
 
 from beam_inference.cli.main import main
+from beam_inference.pyramid.thumbnail import _pixels
 
 
 def drawn(path):
@@ -41,6 +44,32 @@ def test_other_values_are_scaled_from_the_least_to_the_greatest(draw):
     picture = draw(array)
     np.testing.assert_array_equal(picture[:8, :8, 0], np.rint((array[0] + 3) / 8 * 255))
     assert (picture.min(), picture.max()) == (0, 255)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([2**63, 2**63 + 2, 2**63 + 5], np.uint64),
+        ([-(2**63), 0, 2**63 - 1], np.int64),
+        ([-128, -1, 127], np.int8),
+        ([-1.7e308, 0, 1.7e308], np.float64),
+        ([np.nan, -np.inf, 7, np.inf], np.float64),
+        ([np.nan, np.nan], np.float64),
+        ([1, 2, np.inf], np.float32),
+    ],
+)
+def test_extreme_values_are_scaled_exactly(values, dtype):
+    array = np.array(values, dtype).reshape(1, 1, 1, -1)
+    exact = [Fraction(v.item()) if np.isfinite(v) else None for v in array.ravel()]
+    finite = [v for v in exact if v is not None]
+    span = max(finite, default=0) - min(finite, default=0)
+    expected = [
+        (255 if stored > 0 and span else 0)
+        if value is None
+        else round(255 * (value - min(finite)) / (span or 1))
+        for value, stored in zip(exact, array.ravel(), strict=True)
+    ]
+    assert _pixels(array, labels=False)[0, 0, :, 0].tolist() == expected
 
 
 def test_three_channels_are_colours(draw):
