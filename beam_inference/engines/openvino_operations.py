@@ -9,14 +9,15 @@ that networks for volumes need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from openvino import Model, opset13
+from openvino import Model, Type, opset13
 from openvino.passes import ConstantFolding, Manager
 
 from beam_inference.errors import EngineError
@@ -72,7 +73,7 @@ def check_operations(network: Model, name: Path | str) -> None:
     Raises:
         EngineError: an operation is none of those that were tried, or is told numbers that make no
             sense; or an index leads out of its array, depends on the input, or is of an array of
-            unknown shape.
+            unknown shape; or the network computes in integers, or in half precision.
     """
     tried = frozenset(_TRIED.split())
     for node in _all_nodes(network):
@@ -99,6 +100,87 @@ def check_operations(network: Model, name: Path | str) -> None:
                 "its array, or depend on the input: OpenVINO does not check them, and would take "
                 f"what lies in memory there for values. {_ADVICE}"
             )
+    _check_integers(network, name)
+
+
+def _check_integers(network: Model, name: Path | str) -> None:
+    """Refuse a network that computes in integers, or looks up what may not be there.
+
+    Of integers OpenVINO keeps the nearest that there is where PyTorch and ONNX Runtime go on from
+    the other end; it divides towards zero, and of 64 bits keeps 32. Beyond a table it finds 0,
+    where they stop. A trial shows that only where its values reach so far. What is left are
+    integers that count or number: of places (TopK, pooling), and of truths.
+
+    Args:
+        network: one of which all operations were tried.
+        name: what messages call it.
+
+    Raises:
+        EngineError: it does.
+    """
+    ends: dict[str, int] = {}  # of nodes that depend on the input: what their integers are below
+    for node in _all_nodes(network):
+        kind = node.get_type_name()
+        inputs = [ends.get(value.get_node().get_name()) for value in node.input_values()]
+        known = [end for end in inputs if end is not None]
+        if kind == "ShapeOf" or not (known or kind == "Parameter"):
+            continue
+        dtypes = [output.get_element_type() for output in node.outputs()]
+        integers = [dtype for dtype in dtypes if dtype.is_integral_number()]
+        end = _end_of_integers(node, known) if integers else 0
+        if end is None:
+            raise EngineError(
+                f"{name} has an operation {kind} that computes in {integers[0].get_type_name()}, "
+                "which OpenVINO divides or cuts off otherwise than PyTorch and ONNX Runtime do. "
+                f"{_ADVICE}"
+            )
+        asked = inputs[_TABLES[kind]] if kind in _TABLES else None
+        if asked is not None and asked > _length_of_table(node):
+            raise EngineError(
+                f"{name} has an operation {kind} that may look for more than its table has, by the "
+                "values of the input: OpenVINO finds 0 there, where PyTorch and ONNX Runtime stop. "
+                f"{_ADVICE}"
+            )
+        ends[node.get_name()] = end
+
+
+def _end_of_integers(node: Any, ends: Sequence[int]) -> int | None:
+    """What the integers of a node's answers are below; None if it computes in integers.
+
+    Args:
+        node: it depends on the network's input.
+        ends: the same of those of its inputs that do; 0 of other numbers.
+    """
+    kind = node.get_type_name()
+    if kind in _CONVERTERS:
+        return _end_of_converted(node, ends)
+    if kind == "TopK":
+        return int(node.input_value(0).get_shape()[node.get_attributes()["axis"]])
+    if kind in ("MaxPool", "AdaptiveMaxPool"):
+        return int(math.prod(node.input_value(0).get_shape()))
+    if kind in _MOVERS.split():
+        return max(ends)
+    return _BEYOND_TABLES if kind in _CHOOSERS.split() else None
+
+
+def _end_of_converted(node: Any, ends: Sequence[int]) -> int | None:
+    """As :func:`_end_of_integers`; truths, wider integers and levels are converted exactly."""
+    array = node.input_value(0)
+    if array.get_element_type() == Type.boolean:
+        return 2
+    if array.get_element_type().is_integral():
+        return ends[0] if node.output(0).get_element_type() in (Type.i32, Type.i64) else None
+    return _BEYOND_TABLES if array.get_node().get_type_name() == "FakeQuantize" else None
+
+
+def _length_of_table(node: Any) -> int:
+    """Of how many entries an operation chooses."""
+    if node.get_type_name() == "OneHot":
+        return int(_told(node, 1)[0])
+    shape = node.input_value(0).get_shape()
+    if node.get_type_name() == "Gather":
+        return int(shape[int(_told(node, 2)[0])])
+    return int(shape[node.get_attributes()["axis"]])
 
 
 def _all_nodes(network: Model) -> Iterator[Any]:
@@ -227,6 +309,27 @@ StridedSlice Subtract Swish Tan Tanh Tile TopK Transpose Unsqueeze VariadicSplit
 Xor
 """
 """Types of operations that were tried with numbers that make no sense, by their names."""
+
+_MOVERS = """
+Identity ReduceMax ReduceMin Reshape Result Reverse Roll Slice Split Squeeze StridedSlice Tile
+Transpose Unsqueeze VariadicSplit
+"""
+"""Types of operations that move or choose integers, all of one input."""
+
+_CHOOSERS = """
+BatchToSpace Broadcast Concat DepthToSpace Gather GatherElements GatherND If Maximum Minimum OneHot
+Pad Parameter ScatterElementsUpdate ScatterNDUpdate ScatterUpdate Select ShuffleChannels
+SliceScatter SpaceToBatch SpaceToDepth
+"""
+"""Types of operations that move or choose integers, also of constants."""
+
+_CONVERTERS = ("Convert", "ConvertLike", "ConvertPromoteTypes")
+
+_BEYOND_TABLES = 2**63
+"""What integers are below of which no more is known."""
+
+_TABLES = {"Gather": 1, "GatherElements": 1, "OneHot": 0}
+"""By the type of an operation that looks something up: its input of indices."""
 
 _STEPS = ("strides", "dilations", "kernel")
 """Attributes of what goes over an array in steps; each number is 1 or more."""

@@ -209,7 +209,10 @@ def network_failures(shape: Sequence[int], hint: str = "") -> Iterator[None]:
 
 def _reason_of(error: BaseException) -> str:
     """What an error says, or else its name."""
-    reason = str(error).strip() if isinstance(error, Exception) else repr(error)
+    try:
+        reason = str(error).strip() if isinstance(error, Exception) else repr(error)
+    except Exception:  # of somebody else's class, which may fail at this, too
+        reason = ""
     return reason or type(error).__name__
 
 

@@ -10,6 +10,7 @@ openvino = pytest.importorskip("openvino")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from openvino import opset13, opset16  # noqa: E402
 
+from beam_inference.engines import openvino_operations  # noqa: E402
 from beam_inference.engines.openvino import openvino_forward  # noqa: E402
 from beam_inference.engines.openvino_operations import check_operations  # noqa: E402
 from beam_inference.errors import EngineError  # noqa: E402
@@ -203,8 +204,9 @@ def test_what_is_told_by_the_input(operation):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_an_index_that_leads_out_as_the_network_runs(threads, tmp_path):
-    """With one thread, what memory held was taken for the answer."""
+def test_an_index_that_leads_out_as_the_network_runs(threads, tmp_path, monkeypatch):
+    """With one thread, what memory held was taken for the answer; such networks are refused now."""
+    monkeypatch.setattr(openvino_operations, "_check_integers", lambda network, name: None)
 
     def look_up(array, _):
         index = opset13.convert(opset13.multiply(array, opset13.constant(np.float32(9))), "i64")
@@ -277,3 +279,79 @@ def test_a_file_of_which_the_engine_would_read_memory(tmp_path):
     openvino.save_model(network_of(gather_nd, 5000), tmp_path / "n.xml")
     with pytest.raises(EngineError, match="GatherND"):
         openvino_forward(tmp_path / "n.xml", tuple(SHAPE), 1, tmp_path / "n.bin")
+
+
+def converted(array, kind):
+    return opset13.convert(array, kind)
+
+
+def best_of(array):
+    """The channel with the largest value, at each voxel."""
+    one = opset13.constant(np.int64(1))
+    return opset13.topk(array, one, 1, "max", "none", "i64").output(1)
+
+
+def table_of(rows):
+    return opset13.constant(np.arange(rows, dtype=np.float32))
+
+
+ONE = opset13.constant(np.float32(1))
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (
+            lambda x: converted(converted(x, "u8"), "f32"),
+            "an operation Convert that computes in u8",
+        ),
+        (lambda x: converted(converted(x, "i32"), "f32"), "that computes in i32"),
+        (
+            lambda x: converted(opset13.add(best_of(x), indices(7)), "f32"),
+            "an operation Add that computes in i64",
+        ),
+        (
+            lambda x: converted(converted(best_of(x), "u8"), "f32"),
+            "an operation Convert that computes in u8",
+        ),
+        (lambda x: opset13.gather(table_of(1), best_of(x), indices(0)), "Gather that may look for"),
+        (
+            lambda x: opset13.one_hot(best_of(x), opset13.constant(np.int64(1)), ONE, ONE, -1),
+            "OneHot that may look for",
+        ),
+        (
+            lambda x: opset13.gather_elements(
+                opset13.slice(x, indices(0), indices(1), indices(1), indices(1)), best_of(x), 1
+            ),
+            "GatherElements that may look for",
+        ),
+        (
+            lambda x: opset13.gather(
+                table_of(1), converted(opset13.greater(x, table_of(1)), "i64"), indices(0)
+            ),
+            "Gather that may look for",
+        ),
+    ],
+)
+def test_integers_that_depend_on_the_input(operation, message):
+    """They end elsewhere than in PyTorch, where values are larger than those that were tried."""
+    network = network_of(lambda array, _: operation(array), 0)
+    with pytest.raises(EngineError, match=message):
+        check_operations(network, "n.xml")
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: converted(opset13.greater(x, table_of(1)), "f32"),
+        lambda x: converted(converted(opset13.greater(x, table_of(1)), "i64"), "f32"),
+        lambda x: converted(converted(best_of(x), "i32"), "f32"),
+        lambda x: opset13.gather(table_of(2), best_of(x), indices(0)),
+        lambda x: opset13.gather(table_of(3), opset13.squeeze(best_of(x), indices(1)), indices(0)),
+        lambda x: opset13.gather_elements(x, best_of(x), 1),
+        lambda x: opset13.max_pool(x, [2] * 3, [1] * 3, [0] * 3, [0] * 3, [2] * 3).output(0),
+        lambda x: opset13.reshape(x, opset13.shape_of(x), False),
+    ],
+)
+def test_integers_that_count_or_number_are_taken(operation):
+    check_operations(network_of(lambda array, _: operation(array), 0), "n.xml")
