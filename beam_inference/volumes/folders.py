@@ -9,6 +9,7 @@ it would be missing without an error. Google's own client raises what each page 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 from collections.abc import Iterable
@@ -33,6 +34,8 @@ from beam_inference.volumes.kvstores import (
     retry_request,
 )
 
+logger = logging.getLogger(__name__)
+
 ALL_KEYS = ts.KvStore.KeyRange()
 """Of the folder that a store was opened at."""
 
@@ -41,6 +44,9 @@ _DELETED_AT_ONCE = 1000
 
 _GOOGLE = "https://storage.googleapis.com"
 _READ_ONLY = "https://www.googleapis.com/auth/devstorage.read_only"
+_RETRY_SECONDS = 10
+"""How long Google's client asks for a page again; whoever lists does so some times, too."""
+
 _turns = threading.BoundedSemaphore(8)
 """Of listings by Google's client, which keeps some connections for later requests."""
 
@@ -136,8 +142,8 @@ class _BucketListing:
             try:
                 client = _client(endpoint)
                 with _turns:
-                    blobs = _begin_pages(client.bucket(bucket, user_project), folder, keys)
-                    names = _read_names(takewhile(lambda _: not self._is_over, blobs))
+                    pages = _begin_pages(client.bucket(bucket, user_project), folder, keys)
+                    names = _read_names(takewhile(lambda _: not self._is_over, pages))
                 within = filter(methodcaller("startswith", folder), names)
                 self._names.set_result([name.removeprefix(folder).encode() for name in within])
             except Exception as error:  # which is raised where the names are waited for
@@ -152,6 +158,15 @@ class _BucketListing:
         except TimeoutError:
             self._is_over = True
             raise
+
+
+def leads_astray(name: bytes) -> bool:
+    """Whether a listed name has ``.`` or ``..`` between its slashes.
+
+    S3 takes any name, and TensorStore's request for one like that is for another object: what sends
+    it takes ``a/../b`` for ``b``.
+    """
+    return not {b".", b".."}.isdisjoint(name.split(b"/"))
 
 
 def delete_folder(url: str, storage: Storage, folder: str = "") -> None:
@@ -184,6 +199,15 @@ def delete_folder(url: str, storage: Storage, folder: str = "") -> None:
         # Name by name: of an object store, delete_range takes what is listed, wherever it lies.
         listed = list_keys(store, storage, keys, timeout=TRANSFER_SECONDS)
         names = [name for name in listed if name.startswith(folder.encode())]
+        elsewhere = list(filter(leads_astray, names))
+        if elsewhere:
+            logger.warning(
+                "%s holds objects such as %r, which are left there: by their names they "
+                "may lie elsewhere, and are not ours",
+                url,
+                elsewhere[0][:300],
+            )
+        names = [name for name in names if not leads_astray(name)]
         for first in range(0, len(names), _DELETED_AT_ONCE):
             some = names[first : first + _DELETED_AT_ONCE]
             for deleted in [store.write(name, None) for name in some]:
@@ -193,21 +217,22 @@ def delete_folder(url: str, storage: Storage, folder: str = "") -> None:
 
 
 def _begin_pages(bucket: Any, folder: str, keys: ts.KvStore.KeyRange) -> Iterable[Any]:
-    """The objects of a folder of a bucket, an object of Google's client, page by page."""
+    """The pages of a listing of a folder of a bucket, all of them objects of Google's client."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    blobs: Iterable[Any] = bucket.list_blobs(
+    listing = bucket.list_blobs(
         prefix=folder or None,
         start_offset=folder + keys.inclusive_min.decode(),
         end_offset=folder + keys.exclusive_max.decode() if keys.exclusive_max else None,
         fields="items(name),nextPageToken",
-        retry=DEFAULT_RETRY.with_delay(0.1, 8.0, 2.0).with_timeout(PATIENCE_SECONDS / 2),
+        retry=DEFAULT_RETRY.with_delay(0.1, 8.0, 2.0).with_timeout(_RETRY_SECONDS),
     )
-    return blobs
+    pages: Iterable[Any] = listing.pages
+    return pages
 
 
-def _read_names(blobs: Iterable[Any]) -> list[str]:
-    """Read the names of objects; errors are as TensorStore's.
+def _read_names(pages: Iterable[Any]) -> list[str]:
+    """Read the names of objects, from pages of them; errors are as TensorStore's.
 
     Raises:
         ValueError: a page is refused, or is none, or there is none after some attempts.
@@ -217,7 +242,7 @@ def _read_names(blobs: Iterable[Any]) -> list[str]:
     from requests import RequestException
 
     try:
-        return [blob.name for blob in blobs]
+        return [blob.name for page in pages for blob in page]
     except GoogleAPICallError as error:
         status = _STATUS_OF_CODE.get(error.code or 0, "UNAVAILABLE")
         raise ValueError(f"{status}: {error}") from error

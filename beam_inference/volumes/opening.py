@@ -36,6 +36,7 @@ from beam_inference.volumes.detection import (
 from beam_inference.volumes.folders import list_keys
 from beam_inference.volumes.kvstores import (
     LOCAL,
+    PATIENCE_SECONDS,
     KvStore,
     one_line,
     open_with,
@@ -415,15 +416,14 @@ def _open_packed_blocks(volume: Volume, storage: Storage, cache_bytes: int) -> V
     """
     scale = volume.precomputed_scale
     kvstore = volume.kvstore.spec().to_json()
-    if scale is None:
-        if kvstore["driver"] == "http":
-            _absent_by_asking(volume, _sample_keys(volume))
-        return volume
     is_local = kvstore["driver"] == "file"
-    if is_local:
+    name = None
+    if is_local and scale is not None:
         name = _local_block_of_other_name(volume, scale, kvstore)
-    else:
-        name = _remote_block_of_other_name(volume, storage, scale)
+    elif not is_local:
+        name = _remote_block_of_other_name(volume, storage)
+    if scale is None:
+        return volume
     suffix = None if name is None else unread_suffix(name)
     if is_local and suffix in PACKED_SUFFIXES and not scale.get("sharding"):
         return open_packed(volume, Path(kvstore["path"]), suffix, cache_bytes)
@@ -470,65 +470,76 @@ def _is_sharded(volume: Volume) -> bool:
 
 
 _SECONDS_TO_ASK = 2.0
-"""What an answer to the question whether a block is there may take."""
+"""What a web server's answer to the question whether a block is there may take."""
 
 
-def _absent_by_asking(volume: Volume, keys: Sequence[str]) -> list[str]:
-    """Those of some blocks that a server does not have; says so where it has none of them.
+def _absent_blocks(volume: Volume, keys: Sequence[str]) -> list[str]:
+    """Those of some blocks that a store does not have; none where it takes its time to say.
 
-    Of shards, which may be large, a byte is asked for.
+    Of blocks in buckets, and of shards, which may be large, a byte is asked for.
     """
-    part = slice(0, 1) if _is_sharded(volume) else None
+    is_web = volume.kvstore.spec().to_json()["driver"] == "http"
+    part = None if is_web and not _is_sharded(volume) else slice(0, 1)
+    patience = _SECONDS_TO_ASK if is_web else PATIENCE_SECONDS
     requests = {key: volume.kvstore.read(key, byte_range=part) for key in keys}
     try:
-        absent = [key for key, request in requests.items() if _is_absent(request)]
+        return [key for key, request in requests.items() if _is_absent(request, patience)]
     except (ValueError, OSError):
-        return []  # or it takes its time: reading says what is wrong
-    if keys and len(absent) == len(keys):
-        logger.warning(
-            "%s answers none of its first, middle and last block: absent blocks read as zeros",
-            volume.url,
-        )
-    return absent
+        return []  # reading says what is wrong
 
 
-def _is_absent(request: ts.Future[KvStore.ReadResult]) -> bool:
+def _is_absent(request: ts.Future[KvStore.ReadResult], patience: float) -> bool:
     """Whether a block is not there, or a shard without a byte."""
     try:
-        return request.result(timeout=_SECONDS_TO_ASK).state == "missing"
+        return request.result(timeout=patience).state == "missing"
     except ValueError as error:
         if status(error) != "OUT_OF_RANGE":
             raise
         return True
 
 
-def _name_by_asking(volume: Volume, keys: Sequence[str]) -> str | None:
-    """The name of a block with a suffix where a store cannot be listed, as by HTTP."""
+def _remote_block_of_other_name(volume: Volume, storage: Storage) -> str | None:
+    """Look for the first, a middle and the last block, and for names with a suffix where they lack.
+
+    Where none of the three is there, that is told.
+    """
+    keys = _sample_keys(volume)
+    absent = _absent_blocks(volume, keys)
+    scale = volume.precomputed_scale
+    name = None
+    if scale is not None and not scale.get("sharding"):
+        name = _name_by_listing(volume, storage, absent)
+    if name is None and keys and len(absent) == len(keys):
+        logger.warning(
+            "%s has none of its first, middle and last block: absent blocks read as zeros, or as "
+            "its fill value",
+            volume.url,
+        )
+    return name
+
+
+def _name_by_listing(volume: Volume, storage: Storage, absent: Sequence[str]) -> str | None:
+    """The name of a block with a suffix in place of one that is absent."""
+    for key in absent:
+        names = ts.KvStore.KeyRange(key, f"{key}/")  # "/" comes after "."
+        try:
+            listed = list_keys(volume.kvstore, storage, names)
+        except (NotImplementedError, ValueError, OSError):
+            return _name_by_asking(volume, absent)  # who may read a store need not list it
+        for each in listed:
+            name = each.decode(errors="replace").rpartition("/")[2]
+            if unread_suffix(name) is not None:
+                return name
+    return None
+
+
+def _name_by_asking(volume: Volume, absent: Sequence[str]) -> str | None:
+    """As :func:`_name_by_listing` where a store cannot be listed, as by HTTP."""
     try:
-        for key, suffix in product(_absent_by_asking(volume, keys), PACKED_SUFFIXES):
+        for key, suffix in product(absent, PACKED_SUFFIXES):
             found = volume.kvstore.read(f"{key}{suffix}").result(timeout=_SECONDS_TO_ASK)
             if found.state != "missing":
                 return f"{key.rpartition('/')[2]}{suffix}"
     except (ValueError, OSError):
         return None
-    return None
-
-
-def _remote_block_of_other_name(volume: Volume, storage: Storage, scale: Json) -> str | None:
-    """Look at the names of three blocks only: a request each, and a listing may be long."""
-    keys = _sample_keys(volume)
-    if scale.get("sharding"):
-        if volume.kvstore.spec().to_json()["driver"] == "http":
-            _absent_by_asking(volume, keys)
-        return None
-    for key in keys:
-        names = ts.KvStore.KeyRange(key, f"{key}/")  # "/" comes after "."
-        try:
-            listed = list_keys(volume.kvstore, storage, names)
-        except (NotImplementedError, ValueError, OSError):
-            return _name_by_asking(volume, keys)  # a store that may be read need not be listed
-        for each in listed:
-            name = each.decode().rpartition("/")[2]
-            if unread_suffix(name) is not None:
-                return name
     return None

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from fnmatch import fnmatchcase
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import PermanentReadError, VolumeError
-from beam_inference.volumes.folders import list_keys
+from beam_inference.volumes.folders import leads_astray, list_keys
 from beam_inference.volumes.kvstores import KvStore, one_line, open_kvstore
 from beam_inference.volumes.remote_files import find_remote_file
 
@@ -110,22 +110,39 @@ def _expand_glob(pattern: str, storage: Storage) -> list[str]:
     if re.match("https?://", pattern):
         raise VolumeError(f"{pattern} has a wildcard. {HOW_TO_NAME}")
     folder = folder_of_files(pattern)
-    names = pattern.removeprefix(folder)
+    names = _decode(pattern.removeprefix(folder))
     start = re.split(r"[*?\[]", names, maxsplit=1)[0]
     keys = KvStore.KeyRange(start, start[:-1] + chr(ord(start[-1]) + 1) if start else "")
     try:
         listed = list_keys(open_kvstore(folder, storage), storage, keys)
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot list {folder}: {one_line(error)}") from None
-    found = (key.decode(errors="replace") for key in listed)
+    decoded = (key.decode(errors="replace") for key in listed)
     # as many slashes as in the pattern: then its wildcards stand for none
-    return [
-        folder + quote(key)
-        for key in sorted(found)
+    found = [
+        key
+        for key in sorted(decoded)
         if key[-1:] not in ("", "/")  # which stand for folders, in some tools
         and key.count("/") == names.count("/")
         and fnmatchcase(key, names)
     ]
+    astray = next((key for key in found if leads_astray(key.encode())), None)
+    if astray is not None:
+        raise VolumeError(
+            f"{folder} holds {astray[:300]!r}, which {pattern} stands for, too: by its name it may "
+            "lie elsewhere, and another file would be read in its place. Rename it, or choose "
+            "another pattern."
+        )
+    return [folder + quote(key) for key in found]
+
+
+def _decode(pattern: str) -> str:
+    """Replace what is percent-encoded in a pattern by itself, where it is no wildcard."""
+
+    def decode(encoded: re.Match[str]) -> str:
+        return re.sub(r"[*?\[]", r"[\g<0>]", unquote(encoded[0]))
+
+    return re.sub("(%[0-9A-Fa-f]{2})+", decode, pattern)
 
 
 def _read_list(url: str, storage: Storage) -> list[str]:

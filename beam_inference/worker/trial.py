@@ -193,7 +193,7 @@ def find_prediction_bounds(
     try:
         with watch.watch("the search for the largest prediction"):
             largest = largest_predictions(
-                watch.wrap_predictor(predictor),
+                _tell_failures(watch.wrap_predictor(predictor)),
                 patches,
                 _tell_of_noise,
                 normalize,
@@ -206,6 +206,16 @@ def find_prediction_bounds(
             "inference.precision."
         ) from None
     return tuple(map(bound_after_trial, largest))
+
+
+def _tell_failures(predictor: Predictor) -> Predictor:
+    """The network, with errors of its own code told as such."""
+
+    def predict(batch: Any) -> Any:
+        with network_failures(batch.shape, _ANSWERS_OTHERS):
+            return predictor.predict(batch)
+
+    return Predictor(predictor.device, predict, predictor.description)
 
 
 def _tell_of_noise(patch: AnyArray) -> AnyArray:
@@ -241,7 +251,6 @@ def largest_predictions(
 
     Raises:
         NonFiniteError: there are NaN or infinite values among them.
-        ModelContractError: the network fails on one.
     """
     largest = [0.0] * len(channels)
     device = predictor.device
@@ -249,8 +258,7 @@ def largest_predictions(
     def look_at(patch: AnyArray) -> None:
         batch = device.empty((batch_size, *patch.shape))
         batch[:] = device.upload(patch)
-        with network_failures(batch.shape, _ANSWERS_OTHERS):
-            predictions = predict_normalized(predictor.predict, normalize, batch)
+        predictions = predict_normalized(predictor.predict, normalize, batch)
         for number, some in enumerate(channels):
             part = predictions[:, some.start : some.stop]
             magnitude = float(device.largest_magnitude(part))

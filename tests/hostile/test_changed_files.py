@@ -277,7 +277,7 @@ def test_packed_blocks_behind_a_web_server(tmp_path, refused, caplog):
         try:
             url = f"http://127.0.0.1:{server.server_port}/v"
             converted(url, tmp_path / "a.npy")
-            assert "answers none of its first, middle and last block" in caplog.text
+            assert "has none of its first, middle and last block" in caplog.text
             block.with_suffix(".gz").write_bytes(gzip.compress(content))
             told = refused(["convert", url, tmp_path / "b.npy", *COMMAND])
             assert "would read every voxel as zero" in told

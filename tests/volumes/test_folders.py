@@ -8,6 +8,7 @@ import pytest
 import tensorstore as ts
 from fakes.gcs import GcsStandIn, error_response
 from fakes.http_stand_in import Response
+from fakes.s3 import KEYS, S3StandIn
 from google.auth.credentials import AnonymousCredentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,11 +163,12 @@ def test_nobody_s_token_goes_over_an_open_connection(tmp_path, monkeypatch):
     assert encrypted._credentials.refresh_token == "c"
 
 
-def test_a_listing_that_does_not_end_is_given_up():
+@pytest.mark.parametrize("items", [[{"name": "s/a"}], []])
+def test_a_listing_that_does_not_end_is_given_up(items):
     class Endless(GcsStandIn):
         def _receive(self, request):
             self.requests["page"] += 1
-            return Response.of_json({"items": [{"name": "s/a"}], "nextPageToken": "more"})
+            return Response.of_json({"items": items, "nextPageToken": str(self.requests["page"])})
 
     with Endless(["data"]) as gcs:
         storage = Storage.model_validate({"gcs": {"endpoint": gcs.url}})
@@ -176,3 +178,23 @@ def test_a_listing_that_does_not_end_is_given_up():
         pages = gcs.requests["page"]
         time.sleep(0.2)
         assert gcs.requests["page"] == pages > 1
+
+
+def test_names_that_lead_elsewhere_are_neither_deleted_nor_read(monkeypatch, caplog):
+    """What sends TensorStore's requests to S3 takes ``a/../b`` for ``b``."""
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with S3StandIn(["data", "other"]) as s3:
+        client = s3.client()
+        inside = ["out/state/a", "out/state/b/c"]
+        odd = ["out/state/../../x/info", "out/state/../../../other/info", "out/state/./a"]
+        for name in (*inside, *odd, "x/info", "out/a"):
+            client.put_object(Bucket="data", Key=name, Body=b"content")
+        client.put_object(Bucket="other", Key="info", Body=b"content")
+        storage = Storage.model_validate({"s3": {"endpoint": s3.url, "region": "us-east-1"}})
+        with pytest.raises(VolumeError, match=r"'\.\./\.\./x/info'.*may lie elsewhere"):
+            list_remote_files("s3://data/out/state/*/*/*/*", storage)
+        delete_folder("s3://data/out", storage, "state/")
+        assert sorted(s3.names("data")) == sorted([*odd, "out/a", "x/info"])
+        assert s3.names("other") == ["info"]
+        assert "which are left there" in caplog.text

@@ -28,6 +28,9 @@ def test_names_are_decoded_once():
         assert find_remote_file(urls[0], storage).read_whole(100) == b"s/a b%.png"
         assert list_remote_files("gs://data/*/*/?.png", storage) == ["gs://data/s/deep/d.png"]
         assert list_remote_files("gs://data/s/*", storage) == urls
+        assert list_remote_files("gs://data/s/a%20b%25*", storage) == urls[:1]
+        gcs.put("data", "s/a*b.png", b"")
+        assert list_remote_files("gs://data/s/a%2ab.*", storage) == ["gs://data/s/a%2Ab.png"]
 
 
 def test_web_servers_are_not_listed():

@@ -316,5 +316,5 @@ def test_shards_that_a_web_server_does_not_have_are_told_of(tmp_path, format, th
     with WebFiles(files) as server:
         open_volume(server.url)
     assert server.sent[shard] == (1 if there == "whole" else 0)
-    told = "answers none of its first, middle and last block" in caplog.text
+    told = "has none of its first, middle and last block" in caplog.text
     assert told == (there != "whole")
