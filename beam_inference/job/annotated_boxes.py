@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from beam_inference.config.json_text import parse_json
@@ -110,6 +111,8 @@ def _coordinates_of(
         scale, unit = dimensions[axis]
         if unit not in _NANOMETRES:
             raise ValueError(f"the unit of {axis} is {unit!r}, and not m")
+        if not 0 < float(scale) < math.inf:
+            raise ValueError(f"the scale of {axis} is {scale!r}, and no length")
         factors.append(float(scale) * _NANOMETRES[unit] / size)
     z, y, x = factors
     return _Coordinates(triple([names.index(axis) for axis in "zyx"]), (z, y, x))
@@ -123,7 +126,9 @@ def _box_of_annotation(annotation: dict[str, Any], coordinates: _Coordinates) ->
     elif kind == "axis_aligned_bounding_box":
         corners = [coordinates.voxels(annotation[name]) for name in ("pointA", "pointB")]
     else:
-        raise ValueError(f"a {kind} is neither a box nor a point")
+        raise ValueError(f"an annotation of type {kind!r} is neither a box nor a point")
+    if not all(map(math.isfinite, chain(*corners))):
+        raise ValueError(f"a coordinate of {annotation.get('id', 'one')!r} is no number")
     start = [math.floor(min(pair) + _ROUNDING) for pair in zip(*corners, strict=True)]
     ends = [math.ceil(max(pair) - _ROUNDING) for pair in zip(*corners, strict=True)]
     stop = [max(a + 1, b) for a, b in zip(start, ends, strict=True)]

@@ -222,6 +222,9 @@ def _rows(text: str, where: str) -> Iterator[tuple[dict[str, str], str]]:
     missing = [name for name in _BOX_COLUMNS if name not in header]
     if "chunk" not in header and missing:
         raise ConfigError(f"{where} has boxes without the columns {' '.join(missing)}")
+    twice = [name for name in ("chunk", *_BOX_COLUMNS) if header.count(name) > 1]
+    if twice:
+        raise ConfigError(f"{where} has two columns {twice[0]}: take the wrong one out")
     names = header if not missing else [name if name == "chunk" else "" for name in header]
     for number, values in enumerate(csv.reader(text.splitlines()[1:]), 2):
         if not values:

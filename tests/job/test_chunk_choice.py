@@ -102,6 +102,8 @@ def test_the_list_of_tasks_is_a_choice(job, tmp_path, capsys):
         ("chunk\nx\n", "line 2 .* is no chunk index: x"),
         ("a,chunk\n1\n", "line 2 .* has 1 of 2 columns"),
         ("z0,z1,y0\n1,2,3\n", "without the columns y1 x0 x1"),
+        ("chunk,chunk\n1,2\n", "two columns chunk"),
+        ("z0,z1,y0,y1,x0,x1,z0\n0,1,0,1,0,1,5\n", "two columns z0"),
         ("z0,z1,y0,y1,x0,x1\n1,2,3,4,5,6.5\n", "is no box of whole voxels"),
         ("chunk\n", "names no chunk"),
         ("x" * 200_000, "is damaged: field larger than field limit"),
@@ -185,7 +187,9 @@ def test_one_of_several_layers_is_named(resolved, tmp_path):
         ([{"type": "line", "pointA": [0, 0, 0], "pointB": [1, 1, 1]}], {}, "neither a box nor"),
         ([{"type": "point"}], {}, "cannot be taken"),
         ([{"type": "point", "point": [0, 0]}], {}, "cannot be taken"),
-        ([{"type": "point", "point": [float("nan"), 0, 0]}], {}, "cannot be taken"),
+        ([{"type": "point", "point": [float("nan"), 0, 0]}], {}, "is no number"),
+        ([{"type": "point", "point": [0, float("inf"), 0], "id": "a"}], {}, "of 'a' is no number"),
+        ([{"type": "ellipsoid", "center": [0, 0, 0]}], {}, "'ellipsoid' is neither a box nor"),
         ([{"type": "point", "point": "000"}], {}, "cannot be taken"),
         ([7], {}, "cannot be taken"),
         ([{"type": "point", "point": [0, 0, 0]}], {"matrix": [[1]]}, "by a matrix"),
@@ -193,6 +197,14 @@ def test_one_of_several_layers_is_named(resolved, tmp_path):
             [{"type": "point", "point": [0, 0, 0]}],
             {"outputDimensions": {axis: [1, "s"] for axis in "xyz"}},
             "is 's', and not m",
+        ),
+        *(
+            (
+                [{"type": "point", "point": [0, 0, 0]}],
+                {"outputDimensions": {axis: [scale, "m"] for axis in "xyz"}},
+                "and no length",
+            )
+            for scale in (0, -1e-9, float("nan"), float("inf"))
         ),
         (
             [{"type": "point", "point": [0, 0, 0]}],
