@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
 import site
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -83,6 +84,24 @@ def note_source(file: Path, module: str | None = None) -> None:
     check_siblings(file)
 
 
+def files_beside(file: Path) -> dict[str, Path]:
+    """The source files of the modules beside a Python file that it imports, or that they import.
+
+    Args:
+        file: a Python file, which need not have been run.
+
+    Returns:
+        By their paths in its folder. None of what code adds to ``sys.path``, and none of a file
+        among installed packages.
+    """
+    file = file.resolve()
+    if _is_installed(file):
+        return {}
+    modules = _Source(file, None).siblings_in([file.parent]).values()
+    found = {each for module in modules for each in _python_files(module)} - {file}
+    return {Path(os.path.relpath(each, file.parent)).as_posix(): each for each in sorted(found)}
+
+
 def check_siblings(file: Path) -> None:
     """Check that all code that jobs name is given the modules that belong to it.
 
@@ -145,19 +164,25 @@ class _Source:
 
     def find(self, name: str) -> Path | None:
         """The file or the folder of a module of some name that belongs to it, if there is one."""
-        added = [Path(entry) for entry in _added.get(self.file, ())]
-        found = (_sibling(name, folder) for folder in [*added, self._folder])
-        return next((each for each in found if each is not None), None)
+        return _first_sibling(name, self._folders)
+
+    @property
+    def _folders(self) -> list[Path]:
+        return [*map(Path, _added.get(self.file, ())), self._folder]
 
     @cached_property
     def siblings(self) -> dict[str, Path]:
         """The modules of its own that it imports, or that they import: a file or folder each."""
+        return self.siblings_in(self._folders)
+
+    def siblings_in(self, folders: Sequence[Path]) -> dict[str, Path]:
+        """Those of its own modules that lie in some folders."""
         found: dict[str, Path] = {}
         waiting = list(self._starts)
         is_installed = _is_installed(self.file)  # where much more lies than what is its own
         while waiting:
             for name in sorted(_imported_names(waiting.pop())):
-                sibling = self.find(name)
+                sibling = _first_sibling(name, folders)
                 if sibling is not None and name not in found and name != _OWN_PACKAGE:
                     found[name] = sibling
                     waiting += [] if is_installed else _python_files(sibling)
@@ -178,6 +203,11 @@ class _Source:
                     f"{self.file} imports the module {sibling}, and would be given {given}: Python "
                     f"keeps one module of the name {name}. Give one of them another name"
                 )
+
+
+def _first_sibling(name: str, folders: Iterable[Path]) -> Path | None:
+    found = (_sibling(name, folder) for folder in folders)
+    return next((each for each in found if each is not None), None)
 
 
 def _loaded(name: str) -> Path | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from beam_inference.config.job import OUTPUT
 from beam_inference.config.operators import Operator
 from beam_inference.config.storage import Storage
-from beam_inference.models.local_files import existing_file, file_sha256
+from beam_inference.models.local_files import code_sha256, existing_file
 from beam_inference.volumes.fetch import fetch_file
 from beam_inference.volumes.kvstores import LOCAL
 
@@ -53,7 +53,7 @@ def operator_sha256(operators: Sequence[Operator], output: str = OUTPUT) -> dict
         ModelContractError: a file is absent.
     """
     return {
-        key: "+".join(file_sha256(existing_file(path, key)) for path in operator.needed_files)
+        key: "+".join(code_sha256(existing_file(path, key)) for path in operator.needed_files)
         for key, operator in _by_key(operators, output)
         if operator.needed_files
     }

@@ -11,9 +11,10 @@ from pathlib import Path
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.network import Network, network_keys
 from beam_inference.config.plugins import list_plugins
+from beam_inference.config.siblings import files_beside
 from beam_inference.errors import ModelContractError
 from beam_inference.models.loading import loader_of, package_path, source_file, suffix_of
-from beam_inference.models.local_files import existing_file, file_sha256
+from beam_inference.models.local_files import code_sha256, existing_file, file_sha256
 from beam_inference.models.onnx_file import check_self_contained
 from beam_inference.models.openvino_file import check_network
 from beam_inference.models.packages import open_package
@@ -24,8 +25,9 @@ def model_sha256(model: Network) -> str:
 
     Returns:
         "identity" for ``identity``; else the hash of the model's file or folder, of the files of a
-        package that determine its network, or of the factory's source file, and after a "+" that of
-        ``model.weights``, if there are any. Of an ensemble, that of each network, between commas.
+        package that determine its network, or of the factory's source file with the modules beside
+        it that it imports, and after a "+" that of ``model.weights``, if there are any. Of an
+        ensemble, that of each network, between commas.
 
     Raises:
         ModelContractError: a file is absent, or ``model.sha256`` is given and differs.
@@ -52,9 +54,18 @@ def _member_sha256(model: Network) -> str:
         lines = [f"{path.name} {digest}\n" for path, digest in zip(files, digests, strict=True)]
         digests = [hashlib.sha256("".join(lines).encode()).hexdigest()]
     together = "+".join(digests)
-    if model.sha256 is not None:
+    if _beside(model):
+        digests[0] = code_sha256(files[0])
+    with_modules = "+".join(digests)
+    if model.sha256 not in (None, with_modules):
         _check_sha256(model.sha256, files, together)
-    return together
+    return with_modules
+
+
+def _beside(model: Network) -> list[Path]:
+    """The modules beside a factory's file that it imports; none of other networks."""
+    module, _ = factory_parts(model.path) or ("", "")
+    return list(files_beside(source_file(model)).values()) if module.endswith(".py") else []
 
 
 def _check_sha256(expected: str, files: Sequence[Path], found: str) -> None:
@@ -88,7 +99,7 @@ class HashedFile:
 
 
 def hash_files(model: Network) -> list[HashedFile]:
-    """The files of a network, each with its hash: those of which :func:`model_sha256` is made.
+    """The files of a network that a job names, or its package, each with its hash.
 
     Args:
         model: the job's section, its files local.
@@ -183,7 +194,7 @@ def _is_own_kind(model: Network) -> bool:
 
 def _files(model: Network) -> list[Path]:
     members = [each for each in model.members if each.path != "identity"]
-    return [file for member in members for file in _member_files(member)]
+    return [file for member in members for file in _member_files(member) + _beside(member)]
 
 
 def _member_files(model: Network) -> list[Path]:

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from beam_inference.config.siblings import files_beside
 from beam_inference.errors import ModelContractError
 
 
@@ -40,6 +41,20 @@ def existing_file(path: str, key: str, *, is_folder: bool = False) -> Path:
     if not is_folder and not file.is_file():
         raise ModelContractError(f"{key}: there is no file {file}")
     return file
+
+
+def code_sha256(path: Path) -> str:
+    """The hash of a file; of Python code, with that of each module beside it that it imports.
+
+    Raises:
+        ModelContractError: as :func:`file_sha256`.
+    """
+    own = file_sha256(path)
+    beside = files_beside(path) if path.suffix == ".py" else {}
+    if not beside:
+        return own
+    lines = [f"{own}\n", *(f"{name} {file_sha256(file)}\n" for name, file in beside.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

@@ -111,20 +111,23 @@ def test_what_is_deleted_mid_way(
     assert _launch(capsys, "verify", path, "--deep")[0] == 0
 
 
+@pytest.mark.parametrize("changed", ["network.py", "layers_of_234.py"])
 def test_234_a_network_whose_source_changes_mid_way(
-    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    job: Job, changed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = "import torch\n\ndef network():\n    return torch.nn.Identity()\n"
-    (tmp_path / "network.py").write_text(source)
+    (tmp_path / changed).write_text(source)
+    if changed != "network.py":  # a module beside it, which it imports
+        (tmp_path / "network.py").write_text(f"from {Path(changed).stem} import network\n")
     path = job(model={"path": f"{tmp_path}/network.py:network"})
     worker = Worker(prepare(load_job(path)))
     list(worker.infer_chunks(range(8)))
-    (tmp_path / "network.py").write_text(source.replace("Identity()", "ReLU()"))
+    (tmp_path / changed).write_text(source.replace("Identity()", "ReLU()"))
     list(worker.infer_chunks(range(8, worker.job.plan.chunks.count)))
     code, text = _launch(capsys, "run", path)
     assert code == 2
     assert "model" in text
-    (tmp_path / "network.py").write_text(source)
+    (tmp_path / changed).write_text(source)
     assert _launch(capsys, "run", path)[0] == 0
     np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), 0, 2e-3)
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
-from beam_inference.models.hashes import model_sha256
+from beam_inference.models.hashes import model_sha256, network_file_states
 
 
 @pytest.fixture
@@ -51,3 +51,33 @@ def test_two_hashes_are_not_those_of_one_file(factory):
 def test_what_is_no_hash_is_refused(sha256):
     with pytest.raises(ValidationError, match="64 lower-case hexadecimal digits"):
         Network(path="a:b", sha256=sha256, input_channels=1, output_channels=1)
+
+
+def test_modules_beside_a_factory_are_hashed_with_it(tmp_path):
+    """Two launches would otherwise write chunks of two networks into one volume."""
+    sources = {
+        "network.py": "import numpy\nfrom blocks import act\n",
+        "blocks.py": "def act():\n    from deeper.inner import value\n",
+        "deeper/__init__.py": "",
+        "deeper/inner.py": "value = 1\n",
+        "other.py": "value = 1\n",
+    }
+    for name, source in sources.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    own = hashlib.sha256(sources["network.py"].encode()).hexdigest()
+    keys = {"path": f"{tmp_path}/network.py:network", "input_channels": 1, "output_channels": 1}
+    network = Network(**keys, sha256=own)
+    first = model_sha256(network)
+    assert first != own
+    assert model_sha256(Network(**keys, sha256=first)) == first
+    states = network_file_states(network)
+    for name in ("blocks.py", "deeper/inner.py", "other.py"):
+        (tmp_path / name).write_text("value = 2\n")
+        assert (model_sha256(network) == first) == (name == "other.py")
+        assert (network_file_states(network) == states) == (name == "other.py")
+        (tmp_path / name).write_text(sources[name])
+        assert model_sha256(network) == first
+        states = network_file_states(network)
+    (tmp_path / "network.py").write_text("import numpy\n")
+    assert model_sha256(Network(**keys)) == hashlib.sha256(b"import numpy\n").hexdigest()
