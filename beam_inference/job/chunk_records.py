@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tensorstore as ts
 
 from beam_inference.config.storage import Storage
-from beam_inference.errors import StateError
+from beam_inference.errors import ConfigError, StateError
 from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import delete_value
 from beam_inference.volumes.folders import begin_listing
@@ -31,6 +31,9 @@ from beam_inference.volumes.kvstores import (
 )
 
 CHUNKS_PER_FOLDER = 4096
+MOST_CHUNKS = 10**12
+"""Of a job: its records are named by numbers of 12 digits."""
+
 _LISTINGS_AT_A_TIME = 32
 _READS_AT_A_TIME = 64
 _MOST_BYTES = 2**23
@@ -43,6 +46,23 @@ def folders(stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
     """Yield ranges of chunks of a folder's size: first chunk, and the one after the last."""
     for first in range(start, stop, CHUNKS_PER_FOLDER):
         yield first, min(stop, first + CHUNKS_PER_FOLDER)
+
+
+def check_count(count: int, what: str) -> None:
+    """Refuse more chunks than anybody could compute, as of a volume of a forged shape.
+
+    Args:
+        count: number of chunks.
+        what: of which, for the message.
+
+    Raises:
+        ConfigError: there are more than :data:`MOST_CHUNKS`.
+    """
+    if count > MOST_CHUNKS:
+        raise ConfigError(
+            f"{what} would have {float(count):.3g} chunks, and {MOST_CHUNKS:.0e} are the most: "
+            "check the shape that the volume states, or take larger chunks"
+        )
 
 
 def list_absent(

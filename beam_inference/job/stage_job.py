@@ -25,7 +25,13 @@ from beam_inference.config.fields import Json
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.geometry.partition import in_runs
-from beam_inference.job.chunk_records import ChunkEntries, StoredRecord, folders, list_absent
+from beam_inference.job.chunk_records import (
+    ChunkEntries,
+    StoredRecord,
+    check_count,
+    folders,
+    list_absent,
+)
 from beam_inference.job.state import State
 from beam_inference.volumes.kvstores import open_kvstore
 
@@ -74,6 +80,9 @@ class StageJob:
         storage: settings to reach it.
         stages: the stages in their order.
         launch: name of this launch.
+
+    Raises:
+        ConfigError: a stage has more chunks than anybody could compute.
     """
 
     kind: str
@@ -82,6 +91,10 @@ class StageJob:
     storage: Storage
     stages: tuple[ChunkStage, ...]
     launch: str
+
+    def __post_init__(self) -> None:
+        for stage in self.stages:
+            check_count(stage.count, f"{self.kind}: {stage.name}")
 
     @property
     def fingerprint(self) -> str:

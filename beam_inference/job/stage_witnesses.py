@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from beam_inference.errors import BeamInferenceError, PermanentReadError, StateError
 from beam_inference.foreign_text import describe_error
-from beam_inference.job.chunk_records import folders
+from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.stage_job import ChunkStage, StageJob
 
 Testimony = Callable[[int], bool]
@@ -63,10 +63,11 @@ def check_witnesses(job: StageJob, stages: Sequence[WitnessStage], target: str) 
 def _find_witnesses(job: StageJob, stage: ChunkStage) -> list[int]:
     """Some chunks that are done, from both ends and the middle; three listings at most."""
     entries = job.done_entries(stage)
-    ranges = list(folders(stage.count))
+    last = (stage.count - 1) // CHUNKS_PER_FOLDER
     found: list[int] = []
-    for start, stop in dict.fromkeys((ranges[0], ranges[len(ranges) // 2], ranges[-1])):
-        done = entries.few_indices(start, stop)
+    for folder in sorted({0, (last + 1) // 2, last}):
+        start = folder * CHUNKS_PER_FOLDER
+        done = entries.few_indices(start, min(stage.count, start + CHUNKS_PER_FOLDER))
         found += [done[0], done[len(done) // 2], done[-1]] if done else []
     return sorted({found[0], found[len(found) // 2], found[-1]}) if found else []
 

@@ -41,6 +41,7 @@ from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.geometry.resampling import Resampling
 from beam_inference.geometry.zyx import add, ceil_div
+from beam_inference.job.chunk_records import check_count
 from beam_inference.job.enlargement import check_may_be_enlarged
 from beam_inference.job.geometry import lattice_box, plan_geometry
 from beam_inference.job.operator_files import local_operators, operator_sha256
@@ -191,7 +192,7 @@ class PlannedJob:
 
     def plan_in(self, strategy: Strategy) -> InferencePlan:
         """Plan the job's geometry as it would be by another strategy."""
-        return plan_geometry(
+        plan = plan_geometry(
             self.config,
             volume=self.input.bounds,
             roi=self.roi,
@@ -202,6 +203,8 @@ class PlannedJob:
             output=self.output.bounds,
             to_output=self.to_output,
         )
+        check_count(plan.chunks.count, "the job")
+        return plan
 
     @property
     def default_needs(self) -> NetworkNeeds:

@@ -402,3 +402,20 @@ def test_a_transform_that_repeats_an_axis_has_blocks(
     check_answer(
         ["plan", job_over("x", tmp_path, input={"path": None, "spec": spec})], (0,), capsys
     )
+
+
+def test_a_volume_of_more_chunks_than_anybody_computes(tmp_path, refused):
+    """Where their ranges were listed, a metadata file of a kilobyte took all memory."""
+    write_volume(tmp_path / "em", image(), block_shape=(16, 16, 16), format="ome_zarr")
+    (metadata,) = (tmp_path / "em").glob("*/zarr.json")
+    values = json.loads(metadata.read_text())
+    values["shape"] = [*values["shape"][:-3], 2**40, 2**40, 2**40]
+    metadata.write_text(json.dumps(values))
+    words = {
+        "pyramid": [tmp_path / "em"],
+        "components": [tmp_path / "em", tmp_path / "ids", "--threshold=5"],
+        "levels": [tmp_path / "em", "--to", tmp_path / "levels.json"],
+        "plan": [job_over(tmp_path / "em", tmp_path)],
+    }
+    for command, rest in words.items():
+        assert re.search(r"would have \S+e\+\d\d chunks, and 1e\+12 are", refused([command, *rest]))
