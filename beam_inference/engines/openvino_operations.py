@@ -108,8 +108,8 @@ def _check_integers(network: Model, name: Path | str) -> None:
 
     Of integers OpenVINO keeps the nearest that there is where PyTorch and ONNX Runtime go on from
     the other end; it divides towards zero, and of 64 bits keeps 32. Beyond a table it finds 0,
-    where they stop. A trial shows that only where its values reach so far. What is left are
-    integers that count or number: of places (TopK, pooling), and of truths.
+    where they stop. A trial shows that only where its values reach so far. What is left are numbers
+    of places (TopK, pooling), and truths as 0 and 1; nothing is computed with these, either.
 
     Args:
         network: one of which all operations were tried.

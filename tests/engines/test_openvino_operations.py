@@ -353,5 +353,5 @@ def test_integers_that_depend_on_the_input(operation, message):
         lambda x: opset13.reshape(x, opset13.shape_of(x), False),
     ],
 )
-def test_integers_that_count_or_number_are_taken(operation):
+def test_integers_that_number_places_or_tell_truths_are_taken(operation):
     check_operations(network_of(lambda array, _: operation(array), 0), "n.xml")
