@@ -84,22 +84,29 @@ def note_source(file: Path, module: str | None = None) -> None:
     check_siblings(file)
 
 
-def files_beside(file: Path) -> dict[str, Path]:
+def files_beside(file: Path) -> list[tuple[str, Path]]:
     """The source files of the modules beside a Python file that it imports, or that they import.
 
     Args:
-        file: a Python file, which need not have been run.
+        file: a Python file, which need not have been run. Of a link, modules lie beside it, or
+            beside what it leads to.
 
     Returns:
-        By their paths in its folder. None of what code adds to ``sys.path``, and none of a file
-        among installed packages.
+        Each with its module's name, and its path in that. None of what code adds to ``sys.path``
+        elsewhere, and none of a file among installed packages.
     """
-    file = file.resolve()
-    if _is_installed(file):
-        return {}
-    modules = _Source(file, None).siblings_in([file.parent]).values()
-    found = {each for module in modules for each in _python_files(module)} - {file}
-    return {Path(os.path.relpath(each, file.parent)).as_posix(): each for each in sorted(found)}
+    resolved = file.resolve()
+    if _is_installed(resolved):
+        return []
+    source = _Source(resolved, None)
+    found = {
+        (f"{name}/{each.relative_to(module).as_posix()}", each)
+        for folder in {file.absolute().parent, resolved.parent}
+        for name, module in source.siblings_in([folder]).items()
+        for each in _python_files(module)
+        if each.resolve() != resolved
+    }
+    return sorted(found)
 
 
 def check_siblings(file: Path) -> None:
@@ -298,11 +305,23 @@ def _sibling(name: str, folder: Path) -> Path | None:
 
 def _python_files(module: Path) -> list[Path]:
     """The files of a module; none of a folder with so many others that it holds data."""
-    entries = list(islice(module.rglob("*"), _MOST_ENTRIES)) if module.is_dir() else [module]
+    entries = list(islice(_walk(module), _MOST_ENTRIES)) if module.is_dir() else [module]
     if len(entries) == _MOST_ENTRIES:
         return []
     # editors leave links that lead nowhere
     return sorted(file for file in entries if file.suffix == ".py" and file.is_file())
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield what lies in a folder, also behind links to folders, from which Python imports."""
+    seen: set[Path] = set()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        here = Path(path)
+        if here.resolve() in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(here.resolve())
+        yield from (here / name for name in [*folders, *files])
 
 
 def _hash_of(module: Path) -> str:

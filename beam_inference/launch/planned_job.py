@@ -36,7 +36,7 @@ from beam_inference.geometry.blending import kept_bytes
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_shape import AUTO_MEMORY_BYTES, with_best_chunk_shape
 from beam_inference.geometry.fill import check_fill_value
-from beam_inference.geometry.origin import pad_to_zero
+from beam_inference.geometry.origin import Origin, pad_to_zero
 from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.geometry.resampling import Resampling
@@ -82,6 +82,7 @@ from beam_inference.operators.postprocess import build_functions
 from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.kvstores import is_within, place_of_url
 from beam_inference.volumes.mask import Mask
+from beam_inference.volumes.opening import tell_rest_of_voxels
 from beam_inference.volumes.outputs import (
     LOSSY,
     BlockLayout,
@@ -396,6 +397,7 @@ def plan_job(
     roi = _find_roi(config, volume, voxels, earlier)
     held = lattice_box(config, voxels.bounds) or roi
     outputs = _find_outputs(config, volume, voxels, held, earlier)
+    _tell_rest(config, volume, voxels)
     specs = {key: each.spec for key, each in outputs.items()}
     layouts = {key: BlockLayout(spec.encoding, spec.shard_shape) for key, spec in specs.items()}
     config = decide.with_layouts(config, layouts)
@@ -569,6 +571,14 @@ def _warn_of_masks_elsewhere(job: PlannedJob) -> None:
                 box,
                 "everything is kept" if mask.keeps_any(corner) else "nothing is kept",
             )
+
+
+def _tell_rest(config: JobConfig, volume: InputVolume, voxels: OutputVoxels) -> None:
+    """Warn where outputs begin between voxels of their own; of the input's that is told before."""
+    keeps = all(get_format(each.output.format).group for each in config.by_output.values())
+    size = voxels.voxel_size_nm
+    if size is not None and size != volume.voxel_size_nm and not keeps:
+        tell_rest_of_voxels("the output", size, Origin(voxels.bounds.start, voxels.rest))
 
 
 def _of_voxels(volume: InputVolume, voxels: OutputVoxels) -> str:

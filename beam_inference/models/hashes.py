@@ -65,7 +65,8 @@ def _member_sha256(model: Network) -> str:
 def _beside(model: Network) -> list[Path]:
     """The modules beside a factory's file that it imports; none of other networks."""
     module, _ = factory_parts(model.path) or ("", "")
-    return list(files_beside(source_file(model)).values()) if module.endswith(".py") else []
+    beside = files_beside(source_file(model)) if module.endswith(".py") else []
+    return [file for _, file in beside]
 
 
 def _check_sha256(expected: str, files: Sequence[Path], found: str) -> None:

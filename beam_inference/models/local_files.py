@@ -50,10 +50,10 @@ def code_sha256(path: Path) -> str:
         ModelContractError: as :func:`file_sha256`.
     """
     own = file_sha256(path)
-    beside = files_beside(path) if path.suffix == ".py" else {}
+    beside = files_beside(path) if path.suffix == ".py" else []
     if not beside:
         return own
-    lines = [f"{own}\n", *(f"{name} {file_sha256(file)}\n" for name, file in beside.items())]
+    lines = [f"{own}\n", *(f"{name} {file_sha256(file)}\n" for name, file in beside)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

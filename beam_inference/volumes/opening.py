@@ -340,7 +340,7 @@ def tell_rest(url: str, origin: Origin) -> None:
     if any(origin.rest):
         logger.warning(
             "%s begins between voxels, %s of a voxel beyond %s (z, y, x), and is taken to begin "
-            "there. An OME-Zarr volume that is written from it keeps the rest; others cannot",
+            "there. An output in OME-Zarr keeps the rest; others cannot",
             url,
             [float(f"{part:.3g}") for part in origin.rest],
             list(origin.voxel),

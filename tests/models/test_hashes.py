@@ -81,3 +81,29 @@ def test_modules_beside_a_factory_are_hashed_with_it(tmp_path):
         states = network_file_states(network)
     (tmp_path / "network.py").write_text("import numpy\n")
     assert model_sha256(Network(**keys)) == hashlib.sha256(b"import numpy\n").hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["a package behind a link", "a link to the factory", "a loop"])
+def test_modules_behind_links_are_hashed(kind, tmp_path):
+    inner = tmp_path / "lib" / "inner"
+    real = tmp_path / "real"
+    for folder in (inner.parent, real):
+        folder.mkdir()
+    (inner.parent / "__init__.py").touch()
+    inner.symlink_to(inner.parent if kind == "a loop" else real)
+    (real / "values.py").write_text("value = 1\n")
+    factory = tmp_path / "network.py"
+    changed = real / "values.py"
+    if kind == "a link to the factory":
+        (real / "network.py").write_text("import layers\n")
+        factory.symlink_to(real / "network.py")
+        changed = tmp_path / "layers.py"
+        changed.write_text("value = 1\n")
+    else:
+        factory.write_text("import lib.inner.values\n")
+    if kind == "a loop":
+        changed = inner.parent / "__init__.py"
+    network = Network(path=f"{factory}:network", input_channels=1, output_channels=1)
+    first = model_sha256(network)
+    changed.write_text("value = 2\n")
+    assert model_sha256(network) != first

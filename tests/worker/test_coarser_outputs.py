@@ -190,3 +190,21 @@ def test_the_command_runs_it_with_a_pyramid_and_verifies_it(stored, tmp_path):
 def test_what_would_cut_voxels_is_refused(stored, tmp_path, sections, message):
     with pytest.raises(ConfigError, match=message):
         plan_job(parse_job(values_of(stored, tmp_path / "out", **sections), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("start", "format", "is_told"),
+    [
+        ((3, 5, 8), "precomputed", True),
+        ((3, 6, 8), "precomputed", False),
+        ((3, 5, 8), "ome_zarr", False),
+    ],
+)
+def test_coarse_voxels_that_begin_between_voxels_are_told(start, format, is_told, tmp_path, caplog):
+    """Formats whose offsets are whole voxels lay them up to half a voxel elsewhere."""
+    source = write_volume(tmp_path / "in", IMAGE, start, voxel_size_nm=SIZE)
+    values = values_of(source, tmp_path / "out", output={"format": format})
+    plan_job(parse_job(values, tmp_path))
+    assert (
+        "the output in voxels of [16.0, 16.0, 16.0] nm begins between" in caplog.text
+    ) == is_told
