@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 
 from beam_inference.config.syntax import parse_python
+from beam_inference.errors import ModelContractError
 
 _OWN_PACKAGE = __name__.partition(".")[0]
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
@@ -94,19 +95,26 @@ def files_beside(file: Path) -> list[tuple[str, Path]]:
     Returns:
         Each with its module's name, and its path in that. None of what code adds to ``sys.path``
         elsewhere, and none of a file among installed packages.
+
+    Raises:
+        ModelContractError: a package holds too many files to look through.
     """
     resolved = file.resolve()
     if _is_installed(resolved):
         return []
     source = _Source(resolved, None)
-    found = {
-        (f"{name}/{each.relative_to(module).as_posix()}", each)
-        for folder in {file.absolute().parent, resolved.parent}
-        for name, module in source.siblings_in([folder]).items()
-        for each in _python_files(module)
-        if each.resolve() != resolved
-    }
-    return sorted(found)
+    found = set()
+    for folder in {file.absolute().parent, resolved.parent}:
+        for name, module in source.siblings_in([folder]).items():
+            files = _python_files(module)
+            if not files:
+                raise ModelContractError(
+                    f"{module}, which {file} imports, holds {_MOST_ENTRIES:,} files or more: which "
+                    "of them are code, and part of the job's identity, is not looked for. Move "
+                    "data elsewhere."
+                )
+            found |= {(f"{name}/{each.relative_to(module).as_posix()}", each) for each in files}
+    return sorted(each for each in found if each[1].resolve() != resolved)
 
 
 def check_siblings(file: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
+from beam_inference.config import siblings
 from beam_inference.config.network import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.models.hashes import model_sha256, network_file_states
@@ -107,3 +108,16 @@ def test_modules_behind_links_are_hashed(kind, tmp_path):
     first = model_sha256(network)
     changed.write_text("value = 2\n")
     assert model_sha256(network) != first
+
+
+def test_a_package_of_very_many_files_beside_a_factory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(siblings, "_MOST_ENTRIES", 5)
+    (tmp_path / "network.py").write_text("import lib\n")
+    (tmp_path / "lib").mkdir()
+    for name in ("__init__.py", *"abcd"):
+        (tmp_path / "lib" / name).touch()
+    network = Network(path=f"{tmp_path}/network.py:n", input_channels=1, output_channels=1)
+    with pytest.raises(
+        ModelContractError, match=r"lib, which .*network\.py imports, holds 5 files"
+    ):
+        model_sha256(network)
