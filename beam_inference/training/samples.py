@@ -26,7 +26,7 @@ from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import Zyx, ceil_div
+from beam_inference.geometry.zyx import Zyx, ceil_div, is_same_size
 from beam_inference.training.labelled_volumes import (
     Cutout,
     LabelledVolume,
@@ -46,6 +46,23 @@ Transform: TypeAlias = Callable[[Cutout, np.random.Generator], Mapping[str, AnyA
 _MOST_THREADS = 64
 _MOST_REFUSALS = 300
 """Boxes in a row that may be refused for what they weigh."""
+
+
+def _tell_sizes(volumes: Sequence[OpenLabelledVolume]) -> None:
+    """Warn where volumes have voxels of other sizes than the first that says one."""
+    sizes = [(each.image.url, each.image.voxel_size_nm) for each in volumes]
+    stated = [(url, size) for url, size in sizes if size is not None]
+    others = [(url, size) for url, size in stated if not is_same_size(size, stated[0][1])]
+    if others:
+        logger.warning(
+            "the voxels of %s are %s nm (z, y, x), those of %s %s nm: the network is trained on "
+            "both as if they were one size, and its job will say one. Choose scales of one size, "
+            "or make them with beam-inference resample",
+            stated[0][0],
+            list(stated[0][1]),
+            others[0][0],
+            list(others[0][1]),
+        )
 
 
 @dataclass(frozen=True)
@@ -172,6 +189,8 @@ class SampleStream(IterableDataset[Batch]):
                 open_labelled_volume(each, first, self._crop_margin, self._cache_bytes)
                 for each in self._volumes
             ]
+            if self.subset == "train":
+                _tell_sizes(volumes)
             self._opened = _Opened(
                 [
                     _open_volumes(

@@ -274,3 +274,13 @@ def test_a_forked_process_is_told_what_to_do(volumes):
     with os.fdopen(read) as told:
         assert "spawn" in told.read()
     assert described(pickle.loads(pickle.dumps(made))) == described(made)
+
+
+@pytest.mark.parametrize("size", [(10.0, 10.0, 10.0), (20.0, 4.0, 4.0)])
+def test_volumes_of_two_voxel_sizes_are_told_of(size, volumes, tmp_path, caplog):
+    image = np.arange(np.prod(SHAPE), dtype=np.uint32).reshape(SHAPE)
+    for name, array in (("labels", image), ("em", (image % 251).astype(np.uint8))):
+        write_volume(tmp_path / name, array, voxel_size_nm=size)
+    other = LabelledVolume(str(tmp_path / "em"), str(tmp_path / "labels"), name="other")
+    first(stream([*volumes, other], length=1).batches(), 1)
+    assert ("those of" in caplog.text) == (size != (10.0, 10.0, 10.0))
