@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, lru_cache
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from itertools import islice
 from pathlib import Path
 
@@ -75,7 +75,8 @@ def note_source(file: Path, module: str | None = None) -> None:
     file = file.resolve()
     source = _sources[file] = _Source(file, module)
     if not _is_installed(file):
-        for sibling in source.siblings.values():
+        for name, sibling in source.siblings.items():
+            _check_compiled(name)
             found = _hash_of(sibling)
             if _hashes.setdefault(sibling, found) != found:
                 raise ImportError(
@@ -83,6 +84,24 @@ def note_source(file: Path, module: str | None = None) -> None:
                     "give the command in a new process"
                 )
     check_siblings(file)
+
+
+def _check_compiled(name: str) -> None:
+    """Refuse modules of which Python runs a compiled form of another source. Raises ImportError."""
+    for each in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+        spec = getattr(sys.modules[each], "__spec__", None)
+        loader = None if spec is None else spec.loader
+        if isinstance(loader, SourceFileLoader) and not runs_its_source(loader, each):
+            raise ImportError(
+                f"Python runs a compiled form of {loader.path} that was made of another source. "
+                f"Remove the folder {Path(loader.path).parent / '__pycache__'}, or touch the file"
+            )
+
+
+def runs_its_source(loader: SourceFileLoader, name: str) -> bool:
+    """Whether what Python runs of a module is what its source says; its size and time may lie."""
+    file = Path(loader.path)
+    return loader.get_code(name) == loader.source_to_code(file.read_bytes(), str(file))
 
 
 def files_beside(file: Path) -> list[tuple[str, Path]]:

@@ -18,7 +18,7 @@ from beam_inference.config.engines import NetworkKind
 from beam_inference.config.factories import factory_parts, run_file
 from beam_inference.config.network import Network
 from beam_inference.config.plugins import list_plugins, load_plugin
-from beam_inference.config.siblings import check_siblings, note_source, own_path
+from beam_inference.config.siblings import check_siblings, note_source, own_path, runs_its_source
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.models.local_files import existing_file, local_path
@@ -272,14 +272,12 @@ def _import_source(name: str, file: Path) -> ModuleType:
     module = importlib.import_module(name)
     note_source(file, name)
     loader = None if module.__spec__ is None else module.__spec__.loader
-    if isinstance(loader, SourceFileLoader):
-        compiled = loader.get_code(name)
-        if compiled != loader.source_to_code(file.read_bytes(), str(file)):
-            raise ModelContractError(
-                f"model.path: Python runs a compiled form of {file} that was made of another "
-                "source, so the hash of that file would not be that of the network. Remove the "
-                f"folder {file.parent / '__pycache__'}, or touch the file."
-            )
+    if isinstance(loader, SourceFileLoader) and not runs_its_source(loader, name):
+        raise ModelContractError(
+            f"model.path: Python runs a compiled form of {file} that was made of another source, "
+            "so the hash of that file would not be that of the network. Remove the folder "
+            f"{file.parent / '__pycache__'}, or touch the file."
+        )
     return module
 
 

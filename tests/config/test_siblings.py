@@ -1,6 +1,7 @@
 """Modules beside code that a job names: one of a name in a process."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -234,3 +235,22 @@ def test_what_lies_in_a_package_and_is_no_module(make_folder):
     (package / "deep.py").write_text("value = " + "-" * 100_000 + "1")
     note_source(file)
     note_source(file)
+
+
+def test_a_compiled_form_of_another_source_is_refused(make_folder, monkeypatch):
+    """Python looks at a file's size and time alone, and would run what was compiled before."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = make_folder("a", network="import layers_of_a", layers_of_a="value = 1")
+    load_object(f"{file}:layers_of_a")
+    helper = file.with_name("layers_of_a.py")
+    before = helper.stat()
+    helper.write_text("value = 2")
+    os.utime(helper, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for known in (siblings._sources, siblings._hashes, siblings._added):
+        known.clear()
+    for name in [
+        each for each in sys.modules if each.startswith(("layers_of_a", "beam_inference_f"))
+    ]:
+        del sys.modules[name]
+    with pytest.raises(ImportError, match=r"compiled form of .*layers_of_a\.py that was made of"):
+        load_object(f"{file}:layers_of_a")
