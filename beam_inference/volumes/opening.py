@@ -368,7 +368,10 @@ def _as_numbers(url: str, store: ts.TensorStore, *, booleans: bool) -> ts.Tensor
         raise VolumeError(
             f"{url} holds {store.dtype.name}; expected integers or floating-point numbers"
         )
-    return store if dtype.isbuiltin == 1 else ts.cast(store, ts.float32)  # bfloat16 and the like
+    if dtype.isbuiltin == 1:
+        return store
+    is_integer = store.dtype.name in ("int2", "int4")
+    return ts.cast(store, ts.int8 if is_integer else ts.float32)  # floats of 8 bits, bfloat16
 
 
 def _kvstore_of(url: str, store: ts.TensorStore) -> KvStore:

@@ -87,16 +87,22 @@ def test_a_zarr_array_without_names_is_zyx_and_a_spec_can_say_otherwise(tmp_path
     np.testing.assert_array_equal(volume.read(volume.bounds)[0], ARRAY[0].T)
 
 
-def test_bfloat16_is_read_as_float32(tmp_path):
+@pytest.mark.parametrize(
+    ("stored", "read"),
+    [("bfloat16", "float32"), ("float8_e4m3fn", "float32"), ("int4", "int8"), ("int2", "int8")],
+)
+def test_numbers_that_few_tools_know_are_read_in_wider_ones(stored, read, tmp_path):
     spec = {
         "driver": "zarr3",
         "kvstore": f"file://{tmp_path}/z/",
-        "metadata": {"shape": [2, 2, 2], "data_type": "bfloat16"},
+        "metadata": {"shape": [2, 2, 2], "data_type": stored},
     }
-    ts.open(spec, create=True).result().write(
-        np.full((2, 2, 2), 1.5, ts.bfloat16.numpy_dtype)
-    ).result()
-    assert read_volume(tmp_path / "z").dtype == np.float32
+    store = ts.open(spec, create=True).result()
+    array = np.array([-2, -1, 0, 1] * 2).reshape(2, 2, 2)
+    store.write(array.astype(store.dtype.numpy_dtype)).result()
+    found = read_volume(tmp_path / "z")
+    assert found.dtype == read
+    np.testing.assert_array_equal(found[0], array)
 
 
 def test_cutouts_reach_beyond_the_volume(tmp_path):
