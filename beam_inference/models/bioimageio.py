@@ -352,7 +352,9 @@ class _Sizes:
             return [
                 "bioimageio.core is exact across its blocks where the halo covers all that the "
                 "network sees; so is this job. Elsewhere both have seams, in other places: give "
-                "patch_overlap a value then."
+                "patch_overlap a value then. If the network pools or strides, the last block of an "
+                "axis, which is moved back, may begin between its steps, and answers otherwise "
+                "there: inference.lattice: pad counts all patches from the first voxel on."
             ]
         return [
             "bioimageio.core predicts an image without a halo as a whole, or in blocks with seams; "
