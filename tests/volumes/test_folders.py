@@ -184,17 +184,17 @@ def test_names_that_lead_elsewhere_are_neither_deleted_nor_read(monkeypatch, cap
     """What sends TensorStore's requests to S3 takes ``a/../b`` for ``b``."""
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    with S3StandIn(["data", "other"]) as s3:
+    with S3StandIn(["dotted", "beside"]) as s3:
         client = s3.client()
         inside = ["out/state/a", "out/state/b/c"]
-        odd = ["out/state/../../x/info", "out/state/../../../other/info", "out/state/./a"]
+        odd = ["out/state/../../x/info", "out/state/../../../beside/info", "out/state/./a"]
         for name in (*inside, *odd, "x/info", "out/a"):
-            client.put_object(Bucket="data", Key=name, Body=b"content")
-        client.put_object(Bucket="other", Key="info", Body=b"content")
+            client.put_object(Bucket="dotted", Key=name, Body=b"content")
+        client.put_object(Bucket="beside", Key="info", Body=b"content")
         storage = Storage.model_validate({"s3": {"endpoint": s3.url, "region": "us-east-1"}})
         with pytest.raises(VolumeError, match=r"'\.\./\.\./x/info'.*may lie elsewhere"):
-            list_remote_files("s3://data/out/state/*/*/*/*", storage)
-        delete_folder("s3://data/out", storage, "state/")
-        assert sorted(s3.names("data")) == sorted([*odd, "out/a", "x/info"])
-        assert s3.names("other") == ["info"]
+            list_remote_files("s3://dotted/out/state/*/*/*/*", storage)
+        delete_folder("s3://dotted/out", storage, "state/")
+        assert sorted(s3.names("dotted")) == sorted([*odd, "out/a", "x/info"])
+        assert s3.names("beside") == ["info"]
         assert "which are left there" in caplog.text
