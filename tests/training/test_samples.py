@@ -252,7 +252,9 @@ def test_a_mask_that_keeps_nothing_is_told(tmp_path, volumes):
 
 def test_a_signal_does_not_wait_for_the_rest_of_a_batch(volumes):
     made = SampleStream(volumes, PATCH, split=SPLIT, batch_size=10**9)
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    # Sent to the process, it may reach another thread, and leave the main one waiting.
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         next(iter(made))
