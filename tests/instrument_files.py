@@ -93,11 +93,12 @@ def nd2_bytes(
     height: int | None = None,
     depth: int | None = None,
     is_calibrated: bool = True,
+    loops_over_one_time: bool = False,
     **stated: int,
 ) -> bytes:
     """An ND2 file of frames (t, z, channels, y, x), in loops over time and z.
 
-    Its rows, its height, its depth and any attribute may be stated to be others than they are.
+    There is a loop over one time only where that is asked for. Its rows, its height, its depth and any attribute may be stated to be others than they are.
     """
     times, planes_stored, channels, rows, width = array.shape
     itemsize = array.dtype.itemsize
@@ -123,6 +124,7 @@ def nd2_bytes(
         "uLoopPars": {"uiCount": times, "dStart": 0.0, "dPeriod": 1.0, "dDuration": 1.0},
         "ppNextLevelEx": {"": z_loop},
     }
+    has_times = times > 1 or loops_over_one_time
     probe = {"m_sName": "dye"}
     planes = {
         "uiCount": channels,
@@ -140,7 +142,7 @@ def nd2_bytes(
     }
     chunks = {
         "ImageAttributesLV!": _clx({"SLxImageAttributes": attributes}),
-        "ImageMetadataLV!": _clx({"SLxExperiment": times_loop if times > 1 else z_loop}),
+        "ImageMetadataLV!": _clx({"SLxExperiment": times_loop if has_times else z_loop}),
         "ImageMetadataSeqLV|0!": _clx({"SLxPictureMetadata": metadata}),
     }
     for number, frame in enumerate(array.reshape(-1, channels, rows, width)):

@@ -100,7 +100,7 @@ def open_nd2(path: str, volume: str) -> ReadPlane:
         positions = chosen.positions | {"Z": z}
         number = 0
         for axis, length in loops.items():
-            number = number * length + positions[axis]
+            number = number * length + (positions[axis] if length > 1 else 0)
         if chunks:
             _check_unpacked_size(path, chunks[_chunk_name(number)], most)
         frame = file.read_frame(number).reshape(shape)

@@ -289,8 +289,10 @@ class TestNd2:
         with pytest.raises(VolumeError, match="the volumes T0, T1: name one"):
             describe_nd2(str(path), None)
 
-    def test_one_volume_needs_no_name(self, frames, tmp_path):
-        (tmp_path / "a.nd2").write_bytes(nd2_bytes(frames[:1].swapaxes(1, 2)))
+    @pytest.mark.parametrize("loops", [False, True])
+    def test_one_volume_needs_no_name(self, loops, frames, tmp_path):
+        content = nd2_bytes(frames[:1].swapaxes(1, 2), loops_over_one_time=loops)
+        (tmp_path / "a.nd2").write_bytes(content)
         assert_holds(source_of(tmp_path / "a.nd2"), frames[0], SIZE)
 
     def test_frames_that_are_absent_are_no_zeros(self, frames, tmp_path):
