@@ -98,7 +98,8 @@ def nd2_bytes(
 ) -> bytes:
     """An ND2 file of frames (t, z, channels, y, x), in loops over time and z.
 
-    There is a loop over one time only where that is asked for. Its rows, its height, its depth and any attribute may be stated to be others than they are.
+    There is a loop over one time only where that is asked for. Its rows, its height, its depth and
+    any attribute may be stated to be others than they are.
     """
     times, planes_stored, channels, rows, width = array.shape
     itemsize = array.dtype.itemsize
