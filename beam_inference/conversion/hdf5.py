@@ -254,7 +254,7 @@ def _without_time(axes: str, shape: Sequence[int]) -> tuple[int, ...]:
 def _info(name: str, dataset: Any, axes: str, more_notes: tuple[str, ...]) -> SourceInfo:
     extent = dict(zip(axes, map(int, dataset.shape), strict=True))
     placement = _placement(dataset)
-    notes = placement.notes + absence_notes(dataset) + more_notes
+    notes = placement.notes + absence_notes(dataset) + _scaling_notes(dataset) + more_notes
     grain = FREE
     if dataset.chunks:
         chunk = dict(zip(axes, dataset.chunks, strict=True))
@@ -266,6 +266,17 @@ def _info(name: str, dataset: Any, axes: str, more_notes: tuple[str, ...]) -> So
         placement.voxel_size_nm,
         grain,
         notes,
+    )
+
+
+def _scaling_notes(dataset: Any) -> tuple[str, ...]:
+    """Tell of attributes by which netCDF's tools scale values: they are not applied here."""
+    stated = [name for name in ("scale_factor", "add_offset") if name in dataset.attrs]
+    if not stated:
+        return ()
+    return (
+        f"its attributes {' and '.join(stated)}, by which netCDF and xarray scale the values, are "
+        "not applied: the voxels are those that are stored",
     )
 
 

@@ -351,6 +351,20 @@ def test_scales_of_hdf5_that_name_no_axes(tmp_path):
     assert_holds(source_of(f"{tmp_path}/c.h5:v"), array.T)
 
 
+@pytest.mark.parametrize("names", [[], ["scale_factor"], ["scale_factor", "add_offset"]])
+def test_scaling_of_netcdf_is_not_applied_and_told(names, tmp_path):
+    array = random_array("int16", (3, 4, 5))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["v"] = array
+        for name in names:
+            file["v"].attrs[name] = 0.5
+    source = source_of(tmp_path / "a.h5")
+    assert_holds(source, array)
+    told = [note for note in source.info.notes if "are not applied" in note]
+    assert len(told) == bool(names)
+    assert all(name in note for name in names for note in told)
+
+
 def test_axes_of_hdf5_in_two_ways_are_refused(tmp_path):
     write_ilastik(tmp_path / "a.h5", random_array("uint8", (3, 4, 5)), "xyz")
     with h5py.File(tmp_path / "a.h5", "a") as file:
