@@ -455,7 +455,11 @@ def _placement(dataset: Any) -> Placement:
     sizes = sizes or others
     voxel_size_nm = stated_voxel_size(sizes) if sizes else None
     if voxel_size_nm is None:
-        return Placement(None)
+        stated = [name for name in ("resolution", "element_size_um") if name in dataset.attrs]
+        if not stated:
+            return Placement(None)
+        note = f"its attribute {stated[0]} is no voxel size (three numbers above 0): it is not read"
+        return Placement(None, notes=(note,))
     origin = _three_numbers(dataset, "offset") or [0.0, 0.0, 0.0]
     offset = voxel_offset(tuple(origin), voxel_size_nm)
     if offset is None:

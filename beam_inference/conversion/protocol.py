@@ -199,9 +199,18 @@ def header_errors(complaint: str) -> Iterator[None]:
     except BeamInferenceError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:_REASON_CHARACTERS] or type(error).__name__
+        reason = " ".join(_reason(error).split())[:_REASON_CHARACTERS] or type(error).__name__
         printable = "".join(letter if letter.isprintable() else "?" for letter in reason)
         raise VolumeError(f"{complaint}: {printable}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What an error of a library says of a header, where its text alone does not."""
+    if isinstance(error, StopIteration):
+        return "it ends before its header does"
+    if isinstance(error, KeyError):
+        return f"{error} is missing, or not known"
+    return str(error)
 
 
 def check_shape(name: str, shape: Iterable[int]) -> None:

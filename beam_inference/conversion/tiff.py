@@ -47,6 +47,7 @@ from beam_inference.conversion.tiff_metadata import (
     check_imagej_metadata,
     check_lsm_pages,
     check_ome_metadata,
+    check_ome_pages,
     find_ome_plane,
     find_pixel_nm,
     find_voxel_size,
@@ -280,6 +281,8 @@ def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource |
             else f"--scale {scale}: {path} has the scales 0 … {len(image.levels) - 1}"
         )
     series = image.levels[scale]
+    if tiff.is_ome:
+        check_ome_pages(path, series)
     page = series.keyframe
     check_kind(path, page)
     is_contiguous = series.dataoffset is not None and _are_in_a_row(path, series, page)

@@ -121,6 +121,22 @@ def _number_of_plane(pixels: ElementTree.Element, data: ElementTree.Element) -> 
     return number
 
 
+def check_ome_pages(path: StoredFile, series: Any) -> None:
+    """Refuse an image of which OME metadata leave planes out, of which nobody knows the values.
+
+    Raises:
+        VolumeError: they do.
+    """
+    missing = [number for number, page in enumerate(series.pages) if page is None]
+    if missing:
+        raise VolumeError(
+            f"the OME metadata of {path} name no page for {len(missing)} of its "
+            f"{len(series.pages)} planes, such as number {missing[0]} (axes {series.axes} of "
+            f"{series.shape}): it lacks them, or goes on in other files. Save the data set as one "
+            "OME-TIFF, with all planes."
+        )
+
+
 def check_imagej_metadata(path: StoredFile, tiff: Any) -> None:
     """Refuse a file that has fewer images than its metadata say.
 

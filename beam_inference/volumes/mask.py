@@ -219,8 +219,8 @@ def open_mask(
     """
     if voxel_size_nm is None:
         raise ConfigError(
-            "the input does not say its voxel size, so the position of the mask is unknown. Write "
-            "model.voxel_size_nm."
+            "the input does not say its voxel size, so the position of the mask is unknown. Add it "
+            "to the input's metadata, or write model.voxel_size_nm into the job file."
         )
     try:
         volume = open_source(config.source(storage), cache_bytes=MASK_CACHE_BYTES, booleans=True)

@@ -198,7 +198,7 @@ def _find_scale(source: VolumeSource) -> Scale:
     if stored is None:
         raise VolumeError(
             f"no volume at {source.path}: expected one of the files info, zarr.json, .zarray or "
-            f"attributes.json there. Check input.path{hint_at_neighbours(source.path)}."
+            f"attributes.json there. Check the path{hint_at_neighbours(source.path)}."
         )
     return stored.scales[_index_of(source.scale, stored, source.path)]
 

@@ -274,6 +274,17 @@ def test_two_voxel_sizes_of_hdf5_that_disagree_are_refused(tmp_path):
         source_of(path)
 
 
+@pytest.mark.parametrize("value", [[0.04, -0.004, 0.004], "0.04 0.004 0.004", [0.04, 0.004]])
+def test_a_voxel_size_of_hdf5_that_is_none_is_told(value, tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["v"] = random_array("uint8")
+        file["v"].attrs["element_size_um"] = value
+    info = source_of(path).info
+    assert info.voxel_size_nm is None
+    assert ["element_size_um is no voxel size" in note for note in info.notes] == [True]
+
+
 def write_ilastik(path, array, axes, **keys):
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("exported_data", data=array, **keys)

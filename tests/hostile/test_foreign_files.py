@@ -108,6 +108,19 @@ def test_nrrd_headers_are_refused(case, tmp_path, capsys):
     check_refused(tmp_path / "a.nrrd", tmp_path, capsys)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it ends before its header does"),
+        (nrrd().replace(b"encoding: raw\n", b""), "'encoding' is missing, or not known"),
+    ],
+)
+def test_nrrd_headers_that_lack_something(content, reason, tmp_path, capsys):
+    (tmp_path / "a.nrrd").write_bytes(content)
+    message = check_refused(tmp_path / "a.nrrd", tmp_path, capsys)
+    assert f"a.nrrd is not an NRRD file: {reason}" in message
+
+
 NRRD_READ = {
     "50 good": nrrd(),
     "83 directions of garbage": nrrd("space dimension: 3", "space directions: (a,b) none (1,2,3)"),
@@ -722,6 +735,18 @@ def test_ome_planes_in_an_order_of_their_own(tmp_path):
     planes = "".join(f'<TiffData FirstZ="{4 - n}" IFD="{n}" PlaneCount="1"/>' for n in range(5))
     write_ome(tmp_path / "a.tif", planes)
     check_converted(tmp_path / "a.tif", tmp_path, ARRAY[::-1])
+
+
+@pytest.mark.parametrize("left_out", [0, 2, 4])
+def test_ome_planes_without_a_page(left_out, tmp_path, capsys):
+    """tifffile takes such planes for zeros, or fails in its own words."""
+    places = [number for number in range(5) if number != left_out]
+    planes = "".join(
+        f'<TiffData FirstZ="{z}" IFD="{page}" PlaneCount="1"/>' for page, z in enumerate(places)
+    )
+    write_ome(tmp_path / "a.tif", planes)
+    message = check_refused(tmp_path / "a.tif", tmp_path, capsys)
+    assert f"no page for 1 of its 5 planes, such as number {left_out} (axes ZYX" in message
 
 
 @pytest.mark.parametrize(
