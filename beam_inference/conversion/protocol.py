@@ -210,6 +210,8 @@ def _reason(error: Exception) -> str:
         return "it ends before its header does"
     if isinstance(error, KeyError):
         return f"{error} is missing, or not known"
+    if isinstance(error, (TypeError, AttributeError)):
+        return f"a part of it is missing, or is not what it should be ({error})"
     return str(error)
 
 

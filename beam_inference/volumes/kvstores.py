@@ -312,7 +312,9 @@ def read_key(store: KvStore, key: str, url: str) -> bytes | None:
     try:
         result = store.read(key).result(timeout=PATIENCE_SECONDS)
     except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
+        may_be_absent = spec["driver"] == "http" and status(error) == "PERMISSION_DENIED"
+        hint = ". Of what is absent, the server must answer 404" if may_be_absent else ""
+        raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}{hint}") from None
     if result.state != "value":
         return None
     _check_length(len(result.value), f"{url}/{key}")
@@ -437,10 +439,19 @@ def may_pass(error: BaseException) -> bool:
     return status(error) in _TRANSIENT or isinstance(error, TimeoutError)
 
 
+_SENT_ELSEWHERE = re.compile(r"Unknown \[HTTP code (30[12378])\]")
+"""An answer that leads to another address, to which TensorStore has no name and does not go."""
+
+
 def one_line(error: Exception) -> str:
     """The error's text without TensorStore's source locations."""
     text = " ".join(str(error).split()) or "no answer in time"
     text = re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", text)
+    text = _SENT_ELSEWHERE.sub(
+        r"the server sends the request on to another address (HTTP code \1), which is not "
+        "followed. Give that address instead; of S3, the bucket's region",
+        text,
+    )
     return re.sub(r'"/[^"]*\\x00[^"]*"', lambda match: _with_slashes(match[0]), text)
 
 

@@ -167,6 +167,11 @@ _CODEC = re.compile(r'member "(?:codecs|compressor|filters)".*"([^"]*)" is not r
 def _explain(error: Exception) -> str:
     """Why a volume cannot be opened: what it is encoded with, if that is unknown here."""
     text = one_line(error)
+    if "filters are not supported" in text:
+        return (
+            "its blocks are encoded with filters of zarr v2, which cannot be read. Copy the volume "
+            "into an array without filters first, with zarr-python"
+        )
     encoding = _ENCODING.search(text)
     codec = _CODEC.search(text)
     if encoding is None and codec is None:

@@ -7,25 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
+from fakes.http_stand_in import HttpStandIn, Response
 from helpers import DATAFLOW, write_volume
+from numcodecs import Shuffle
 
 from beam_inference.beam.dataflow_gpus import runner_name
 from beam_inference.beam.flags import beam_options
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Storage
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.errors import BeamInferenceError, ConfigError, VolumeError
 from beam_inference.foreign_text import holds_credentials
 from beam_inference.job import state
 from beam_inference.job.state import State
 from beam_inference.volumes import kvstores as stores
 from beam_inference.volumes.kvstores import (
+    LOCAL,
     one_line,
     read_file,
     storage_of_environment,
     with_settings,
 )
 from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.remote_files import find_remote_file
 
 S3 = Storage.model_validate({"s3": {"endpoint": "http://localhost:9000", "region": "eu-west-1"}})
 
@@ -156,6 +161,45 @@ def test_a_store_that_accepts_and_never_answers(monkeypatch):
         )
         with pytest.raises(VolumeError, match="no answer in time"):
             read_file("gs://bucket/file", storage, 1)
+
+
+class Answers(HttpStandIn):
+    """Gives one answer to every request, while it is entered."""
+
+    def __init__(self, response):
+        super().__init__()
+        self._response = response
+
+    def _receive(self, request):
+        return self._response
+
+
+@pytest.mark.parametrize("code", [301, 302, 307])
+def test_a_server_that_sends_requests_on_is_told_of(code):
+    """TensorStore does not follow, and has no word for it."""
+    elsewhere = Response(code, headers={"Location": "file:///etc/passwd"})
+    what = rf"sends the request on to another address \(HTTP code {code}\), which is not followed"
+    with Answers(elsewhere) as server:
+        with pytest.raises(VolumeError, match=what):
+            open_volume(f"{server.url}/em")
+        with pytest.raises(BeamInferenceError, match=what):
+            find_remote_file(f"{server.url}/em.npy", LOCAL)
+
+
+def test_a_server_that_forbids_what_is_absent():
+    with (
+        Answers(Response(403)) as server,
+        pytest.raises(VolumeError, match="Forbidden .*Of what is absent, the server must"),
+    ):
+        open_volume(f"{server.url}/em")
+
+
+def test_filters_of_zarr_are_named(tmp_path):
+    zarr.create_array(
+        tmp_path / "em", shape=(4, 4, 4), dtype="uint16", zarr_format=2, filters=[Shuffle(2)]
+    )
+    with pytest.raises(VolumeError, match="encoded with filters of zarr v2, which cannot be read"):
+        open_volume(str(tmp_path / "em"))
 
 
 def test_a_state_folder_that_never_answers_is_told_of(monkeypatch, job, capsys):

@@ -1,6 +1,7 @@
 """Prediction on arrays: the oracle's values, and the bits of a job with the same settings."""
 
 import doctest
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from toy_networks import Position, batch_norm
 
 from beam_inference import predict
 from beam_inference.config.job_file import parse_job
-from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.errors import ConfigError, EngineError, ModelContractError
 from beam_inference.geometry.blending import BUMP, BlendWindow
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import largest_rounding
@@ -222,3 +223,22 @@ def test_a_fill_value_that_the_array_cannot_hold(value):
 def test_a_partition_into_no_parts():
     with pytest.raises(ConfigError, match="partition"):
         predict(IMAGE, nn.Identity(), **SETTINGS, partition=(0, 1, 1))
+
+
+class ToBeSent(nn.Identity):
+    """A network whose class says where it is defined."""
+
+
+def test_a_partition_of_a_network_of_the_calling_script(monkeypatch):
+    """Pickle takes it, by a name that stands for another program in the members."""
+    monkeypatch.setattr(ToBeSent, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "ToBeSent", ToBeSent, raising=False)
+    with pytest.raises(EngineError, match=r"\(ToBeSent is of the script that runs\): define its"):
+        predict(IMAGE, ToBeSent(), **SETTINGS, partition=(1, 1, 2))
+
+
+def test_a_partition_of_a_network_that_cannot_be_pickled():
+    network = nn.Identity()
+    network.function = lambda array: array
+    with pytest.raises(EngineError, match="cannot be sent to other processes"):
+        predict(IMAGE, network, **SETTINGS, partition=(1, 1, 2))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import pickletools
 import subprocess
 import sys
 import time
 import weakref
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -96,7 +98,11 @@ class _Team:
         orders = replace(orders, store=store)
         if by_value:
             file = Path(self._folder.name, "network")
-            _save(network, file)
+            try:
+                _save(network, file)
+            except EngineError:
+                self._folder.cleanup()
+                raise
             orders = replace(orders, network=str(file))
         size = orders.inference.members
         self._members: list[subprocess.Popen[str]] = []
@@ -202,11 +208,24 @@ def _start_member(orders: Orders) -> subprocess.Popen[str]:
 
 
 def _save(network: torch.nn.Module, file: Path) -> None:
+    """Write a network for the members, in which ``__main__`` is another program.
+
+    Raises:
+        EngineError: they could not load it.
+    """
     try:
         torch.save(network, file)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise EngineError(
-            "partition: the network cannot be sent to other processes "
-            f"({str(error).splitlines()[0]}): define its classes in a module that can be imported, "
-            "or name a factory instead"
-        ) from None
+        raise _cannot_be_sent(str(error).splitlines()[0]) from None
+    with zipfile.ZipFile(file) as archive:
+        (record,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        for _, argument, _ in pickletools.genops(archive.read(record)):
+            if isinstance(argument, str) and argument.startswith("__main__ "):  # of GLOBAL
+                raise _cannot_be_sent(f"{argument.split()[1]} is of the script that runs")
+
+
+def _cannot_be_sent(reason: str) -> EngineError:
+    return EngineError(
+        f"partition: the network cannot be sent to other processes ({reason}): define its classes "
+        "in a module that can be imported, or name a factory instead"
+    )
