@@ -259,13 +259,12 @@ def select_configuration(plans: Plans, name: str, source: Traversable) -> Config
         source: the file, for messages.
 
     Raises:
-        ModelContractError: there is none of that name, or it is incomplete.
+        ModelContractError: there is none of that name, it is incomplete, or inherits without end.
     """
     merged: Json = {}
     following: str | None = name
-    for _ in range(_MOST_INHERITED):
-        if following is None:
-            break
+    inherited = 0
+    while following is not None:
         if following not in plans.configurations:
             raise ModelContractError(
                 f"{source} has no configuration {following}; it has "
@@ -277,6 +276,12 @@ def select_configuration(plans: Plans, name: str, source: Traversable) -> Config
         if following is not None and not isinstance(following, str):
             raise ModelContractError(
                 f"{source}: inherits_from is {shorten_value(following)}; expected a name"
+            )
+        inherited += 1
+        if inherited > _MOST_INHERITED:
+            raise ModelContractError(
+                f"{source}: the configuration {name} inherits from itself, or over more than "
+                f"{_MOST_INHERITED} others (inherits_from). Mend the plans"
             )
     if "architecture" not in merged:
         merged["architecture"] = _former_architecture(merged, source)

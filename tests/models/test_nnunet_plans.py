@@ -103,10 +103,10 @@ def test_a_configuration_inherits(tmp_path):
     assert configuration.spacing == [2.0, 1.0, 1.0]
 
 
-def test_configurations_that_inherit_from_each_other_end(tmp_path):
-    loop = {"a": {"inherits_from": "b"}, "b": {"inherits_from": "a"}}
+def test_configurations_that_inherit_from_each_other_are_refused(tmp_path):
+    loop = {"a": {"inherits_from": "b", **made.configuration()}, "b": {"inherits_from": "a"}}
     plans = read_plans(write(tmp_path, "plans.json", made.plans(configurations=loop)))
-    with pytest.raises(ModelContractError, match="has neither an architecture nor"):
+    with pytest.raises(ModelContractError, match="a inherits from itself, or over more than 16"):
         select_configuration(plans, "a", tmp_path / "plans.json")
 
 
