@@ -206,3 +206,13 @@ Numbers = Annotated[
     Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
 ]
 """A number for all channels, or a list with one for each."""
+
+LEAST_NUMBER = 2.0**-126
+"""The least positive number of float32 that every machine computes with: others become 0."""
+
+
+def has_zero(numbers: float | list[float]) -> bool:
+    """Whether a number, or one of a list, is 0 in float32."""
+    return any(
+        abs(each) < LEAST_NUMBER for each in (numbers if isinstance(numbers, list) else [numbers])
+    )

@@ -16,7 +16,16 @@ from pydantic import (
     model_validator,
 )
 
-from beam_inference.config.fields import Integer, Model, Natural, Numbers, Range, Url
+from beam_inference.config.fields import (
+    LEAST_NUMBER,
+    Integer,
+    Model,
+    Natural,
+    Numbers,
+    Range,
+    Url,
+    has_zero,
+)
 from beam_inference.foreign_text import shorten_value
 
 
@@ -103,7 +112,7 @@ class AffineStep(_Step):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if 0 in (self.scale if isinstance(self.scale, list) else [self.scale]):
+        if has_zero(self.scale):
             raise ValueError(
                 "scale must not be 0: the network would see one value throughout the volume"
             )
@@ -115,8 +124,7 @@ class AffineStep(_Step):
         return _list_lengths(self, "scale", "offset")
 
 
-LEAST_DIVISOR = 2.0**-126
-Divisor = Annotated[FiniteFloat, Field(ge=LEAST_DIVISOR)]
+Divisor = Annotated[FiniteFloat, Field(ge=LEAST_NUMBER)]
 """A positive number that is one in float32, too."""
 
 

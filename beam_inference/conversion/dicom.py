@@ -6,11 +6,13 @@ In object stores and on web servers, a range of numbers or a list may name them.
 from __future__ import annotations
 
 import io
+import logging
 import math
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -54,6 +56,11 @@ _SAME_SPACING = 0.01
 
 _SAME_DIRECTION = 1e-3
 """By how much cosines of one direction may differ, as they are rounded."""
+
+_LOGGERS_OF_PYDICOM = ("pydicom", "pydicom.pixels.decoders.base")
+
+_TOO_MANY_BYTES = "non-conformant padding"
+"""Words of pydicom's warning of a frame that unpacks to more bytes than it has voxels."""
 
 _NAMES_IN_MESSAGE = 10
 
@@ -153,7 +160,10 @@ class DicomSeries:
             if self.is_packed:
                 with open(stream, "rb") if isinstance(stream, str) else nullcontext(stream) as own:
                     check_packed_frame(own, frame)
-            array = pydicom.pixel_array(stream, index=frame)
+            with _faults_of_decoder() as faults:
+                array = pydicom.pixel_array(stream, index=frame)
+            if faults:
+                raise ValueError(faults[0])
             if array.dtype.newbyteorder("=").name != self.stored_dtype:
                 raise ValueError(f"it holds {array.dtype}, expected {self.stored_dtype}")
             has_channels = self.info.channels > 1
@@ -167,6 +177,33 @@ class DicomSeries:
             reason = " ".join(str(error).split())
             raise PermanentReadError(f"cannot read {file}: {reason}") from error
         return plane
+
+
+@contextmanager
+def _faults_of_decoder() -> Iterator[list[str]]:
+    """Collect the frames of too many bytes that pydicom takes with a warning, in this thread.
+
+    Tracebacks that it logs of what it raises are left out.
+    """
+    faults: list[str] = []
+    thread = threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.thread != thread:
+            return True
+        text = record.getMessage()
+        if _TOO_MANY_BYTES in text:
+            faults.append(text)
+        return _TOO_MANY_BYTES not in text and record.levelno < logging.ERROR
+
+    loggers = [logging.getLogger(name) for name in _LOGGERS_OF_PYDICOM]
+    for logger in loggers:
+        logger.addFilter(keep)
+    try:
+        yield faults
+    finally:
+        for logger in loggers:
+            logger.removeFilter(keep)
 
 
 def dicom_series(pattern: str, name: str | None, storage: Storage = LOCAL) -> DicomSeries:
@@ -438,7 +475,8 @@ def _depth(slices: Sequence[DicomSlice]) -> float | None:
         return first.thickness
     normal = np.cross(first.directions[0], first.directions[1])
     away = np.array([each.position for each in slices]) - np.array(first.position)
-    return float(np.median(np.diff(away @ normal)))
+    heights = away @ normal
+    return float(heights[-1] - heights[0]) / (len(slices) - 1)
 
 
 def _hash_of_files(frames: Sequence[tuple[StoredFile, int]]) -> str:

@@ -369,12 +369,16 @@ def _describe_frame(
     series: tuple[str, str, str],
     kind: tuple[int, int, int, str, str],
 ) -> DicomSlice:
-    """One of the ``count`` slices of a file: what is said of all holds where it says no more."""
+    """One of the ``count`` slices of a file: what is said of all holds where it says no more.
+
+    Nuclear medicine says of its detector where the first frame is (PS3.3, C.8.4.11).
+    """
     shared = _item(header, "SharedFunctionalGroupsSequence", 0)
     own = _item(header, "PerFrameFunctionalGroupsSequence", frame)
+    detector = _item(header, "DetectorInformationSequence", 0)
 
     def numbers(group: str, key: str, length: int) -> tuple[float, ...] | None:
-        groups = (_item(own, group, 0), _item(shared, group, 0), header)
+        groups = (_item(own, group, 0), _item(shared, group, 0), header, detector)
         return _numbers(file, groups, key, length)
 
     spacing = numbers("PixelMeasuresSequence", "PixelSpacing", 2)
@@ -386,7 +390,8 @@ def _describe_frame(
     directions = None if along is None else (along[:3], along[3:])
     position = numbers("PlanePositionSequence", "ImagePositionPatient", 3)
     if count > 1 and position is not None and not _has_position(own):
-        position = _step_along(header, position, directions, frame, count, thickness)
+        distance = None if gap is None else gap[0]
+        position = _step_along(header, position, directions, frame, count, distance)
     (slope,) = numbers("PixelValueTransformationSequence", "RescaleSlope", 1) or (1.0,)
     (intercept,) = numbers("PixelValueTransformationSequence", "RescaleIntercept", 1) or (0.0,)
     dose = _numbers(file, (header,), "DoseGridScaling", 1)  # of volumes of dose, in place of these
@@ -426,7 +431,8 @@ def _step_along(
 ) -> tuple[float, ...] | None:
     """The position of a frame in a file that states that of the first alone; None if unknown.
 
-    Volumes of dose list where the others are, in GridFrameOffsetVector.
+    Volumes of dose list where the others are, in GridFrameOffsetVector. A negative gap leads
+    against the normal of the first frame (PS3.3, C.8.4.15).
     """
     offsets: Sequence[Any] = header.get("GridFrameOffsetVector") or ()
     if len(offsets) == count:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.inference import Inference
@@ -23,7 +23,7 @@ from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import usable_cores
 from beam_inference.errors import BeamInferenceError, ModelContractError
-from beam_inference.foreign_text import describe_error
+from beam_inference.foreign_text import describe_error, shorten_text
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx, triple
 from beam_inference.job.parts import make_normalization
@@ -36,6 +36,8 @@ from beam_inference.operators.level_steps import normalization_of_array
 from beam_inference.operators.normalize_steps import normalize_by_place, split_steps
 from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.worker.predict import predict
+
+Value = TypeVar("Value")
 
 MOST_DIFFERENCE = 2e-3
 """Mean difference from the tool's own prediction that is allowed, as a share of the range.
@@ -180,7 +182,9 @@ def _predict_whole(
     """What a job makes of an image that is one patch, the halo included."""
     image = image.astype(np.float32)
     with _open_predictor(package, recipe, image.shape, is_trusted=is_trusted) as predictor:
-        normalize = _NORMALIZE.validate_python(recipe.values.get("model.normalize", "none"))
+        normalize = _read_values(
+            package, _NORMALIZE, recipe.values.get("model.normalize", "none"), "preprocessing"
+        )
         definite = normalization_of_array(normalize, image)
         if isinstance(definite, tuple):
             steps, _ = split_steps(definite)
@@ -194,9 +198,28 @@ def _predict_whole(
             f"{package.path}: the network returns {values.shape[0]} channels, and the package says "
             f"{channels}: it is not the network of this package"
         )
-    operators = _OPERATORS.validate_python(recipe.values.get("postprocess", []))
+    operators = _read_values(
+        package, _OPERATORS, recipe.values.get("postprocess", []), "postprocessing"
+    )
     whole = BoundingBox((0, 0, 0), triple(values.shape[1:]))
     return apply_functions(build_functions(operators), values, ArrayPlace(whole, (1.0, 1.0, 1.0)))
+
+
+def _read_values(package: Package, adapter: TypeAdapter[Value], values: object, what: str) -> Value:
+    """Read what a package does beside its network, as keys of a job.
+
+    Raises:
+        ModelContractError: it does what no job can, such as to divide by next to nothing.
+    """
+    try:
+        return adapter.validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ModelContractError(
+            f"{package.path}: no job can do its {what} ({place}: {shorten_text(first['msg'])}). "
+            "Mend the package, or write the job file by hand."
+        ) from None
 
 
 def _call(package: Package, predictor: Predictor, batch: NDArray[np.float32]) -> AnyArray:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, FiniteFloat
 
-from beam_inference.config.fields import Json
+from beam_inference.config.fields import LEAST_NUMBER, Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_text, shorten_value
 from beam_inference.models.bioimageio_spec import Description, Operation, Tensor
@@ -150,7 +150,6 @@ def preprocess(model: Description, *, is_plane: bool) -> Preprocessing:
         ModelContractError: it does what is not known here.
     """
     steps: list[Json] = []
-    has_sections = False
     for operation in model.input.operations:
         place = _Place(model, model.input, operation)
         make = _BEFORE.get(operation.name)
@@ -159,13 +158,14 @@ def preprocess(model: Description, *, is_plane: bool) -> Preprocessing:
         made = make(place)
         if made is None:
             continue
-        if "axes" in made and has_sections:
-            raise place.refuse("takes values that follow from those of each section")
+        if "axes" in made and steps:
+            raise place.refuse(
+                "takes values of the image after an operation that changes it: bioimageio.core "
+                "takes them of the image as it was before all operations, and jobs and other "
+                "programs of the image as it is then"
+            )
         step = {key: value for key, value in made.items() if key != "axes"}
-        if is_plane and _is_by_section(made, place):
-            step = _by_section(step, place)
-            has_sections = True
-        steps.append(step)
+        steps.append(_by_section(step, place) if is_plane and _is_by_section(made, place) else step)
     return Preprocessing(steps or "none", _reason(model.input, "no preprocessing"))
 
 
@@ -226,7 +226,8 @@ def _standard_step(place: _Place, arguments: _Moments) -> Json:
     eps = arguments.eps if arguments.mode == "fixed" else 0.0
     std = arguments.std
     divisor = [each + eps for each in std] if isinstance(std, list) else std + eps
-    if not min(divisor if isinstance(divisor, list) else [divisor], default=0) > 0:
+    least = min(divisor if isinstance(divisor, list) else [divisor], default=0)
+    if not least >= LEAST_NUMBER:
         raise place.refuse(f"divides by {shorten_value(divisor)}")
     return {"standard": {"mean": _numbers(place, arguments.mean), "std": _numbers(place, divisor)}}
 
@@ -401,6 +402,8 @@ def _binarize(place: _Place, _: str) -> list[Json]:
         if len(set(threshold)) != 1:
             raise place.refuse("has other than one threshold for all channels")
         threshold = threshold[0]
+    if not abs(threshold) < _ENDS[1]:
+        raise place.refuse(f"has the threshold {threshold:g}, which no value of float32 can pass")
     # above, where the operator takes what is at least: the next number of float32
     at = float(np.nextafter(np.float32(threshold), np.float32(np.inf)))
     return [{"operator": "threshold", "at": at}]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from beam_inference.config.fields import Numbers
+from beam_inference.config.fields import Numbers, has_zero
 from beam_inference.config.operators import Interval, Operator, Values
 
 
@@ -22,7 +22,7 @@ class Affine(Operator):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if 0 in np.atleast_1d(self.scale):
+        if has_zero(self.scale):
             raise ValueError("scale must not be 0: one value would be written everywhere")
         return self
 
@@ -69,5 +69,6 @@ class Affine(Operator):
 
 
 def _as_columns(numbers: NDArray[np.float64]) -> Values:
-    """Numbers of channels, for arrays (C, Z, Y, X)."""
-    return numbers.astype(np.float32).reshape(-1, 1, 1, 1)
+    """Numbers of channels, for arrays (C, Z, Y, X): the largest of float32 for larger ones."""
+    ends = np.finfo(np.float32)
+    return np.clip(numbers, ends.min, ends.max).astype(np.float32).reshape(-1, 1, 1, 1)

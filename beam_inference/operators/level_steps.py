@@ -18,8 +18,8 @@ from typing import Literal
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import DefiniteNormalize
+from beam_inference.config.fields import LEAST_NUMBER
 from beam_inference.config.normalize import (
-    LEAST_DIVISOR,
     AffineStep,
     ClipStep,
     Contrast,
@@ -433,7 +433,7 @@ class _Channel:
             raise ConfigError(
                 f"{key}: channel {self.number} has values that are too large to be normalised by"
             )
-        if divisor < LEAST_DIVISOR:
+        if divisor < LEAST_NUMBER:
             raise ConfigError(
                 f"{key}: would divide by {divisor:g}, because channel {self.number} has one value "
                 "there. Write eps or floor."

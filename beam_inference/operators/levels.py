@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.fields import Frozen, Point, SafeText
+from beam_inference.config.fields import LEAST_NUMBER, Frozen, Point, SafeText
 from beam_inference.config.normalize import (
-    LEAST_DIVISOR,
     Affine,
     Contrast,
     Sections,
@@ -275,7 +274,7 @@ def _contrast(wanted: Contrast, levels: Levels) -> Affine | Sections:
         pairs = [(float(of[low]), float(max(of[high], of[low] + 1))) for of in levels.sections]
         return Sections(start=levels.start, levels=pairs)
     span = levels.volume[high] - levels.volume[low]
-    if span < LEAST_DIVISOR:
+    if span < LEAST_NUMBER:
         raise ConfigError(
             f"model.normalize: {levels.input} has one value at both quantiles, {levels.volume[low]}"
         )
@@ -292,7 +291,7 @@ def _standard(wanted: Standard, levels: Levels) -> Affine | Sections:
             )
         pairs = [(mean, mean + std) for mean, std in levels.section_moments]
         return Sections(start=levels.start, levels=pairs, clip=wanted.clip)
-    if levels.std < LEAST_DIVISOR:
+    if levels.std < LEAST_NUMBER:
         raise ConfigError(
             f"model.normalize: {levels.input} has one value throughout, {levels.mean:g}"
         )

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.config.fields import LEAST_NUMBER
 from beam_inference.config.normalize import (
-    LEAST_DIVISOR,
     MomentsFromLevels,
     QuantileRange,
     Quantiles,
@@ -154,7 +154,7 @@ class SectionValues:
     ) -> SectionPairs:
         """Subtract a number in each section, and divide by another; where that is 0, all is 0."""
         divisor = np.where(number == 0, 0, np.maximum(number, wanted.floor) + wanted.eps)
-        divisor[divisor < LEAST_DIVISOR] = 0
+        divisor[divisor < LEAST_NUMBER] = 0
         if not (np.isfinite(zero).all() and np.isfinite(divisor).all()):
             raise ConfigError(f"{key}: sections have values that are too large to be normalised by")
         scale = np.divide(1, divisor, out=np.zeros_like(divisor), where=divisor > 0)

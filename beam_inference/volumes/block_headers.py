@@ -132,8 +132,11 @@ def _n5_fault(header: bytes, key: str, metadata: Json) -> str | None:
     whole = [(size, min(size, length - int(at) * size)) for at, size, length in places]
     if axes == rank and all(each in both for each, both in zip(extents, whole, strict=True)):
         return None
-    expected = [least for _, least in whole]
-    return f"is a block of {extents} voxels where {expected} or more are expected"
+    expected = " × ".join(
+        str(size) if size == least else f"{least} or {size}" for size, least in whole
+    )
+    found = " × ".join(map(str, extents))
+    return f"is a block of {found} voxels where {expected} are expected"
 
 
 def _most_unpacked(stored: Json) -> int | None:

@@ -110,11 +110,20 @@ def _scales_of_image(image: Json) -> list[GroupScale]:
         GroupScale(
             _path_inside(dataset["path"]),
             names,
-            [_size_nm(axis, size) for axis, size in zip(axes, each.scale, strict=True)],
+            [
+                _size_nm(axis, size) if _is_transformed(dataset, image) else None
+                for axis, size in zip(axes, each.scale, strict=True)
+            ],
             origin,
         )
         for dataset, each, origin in zip(image["datasets"], placed, origins, strict=True)
     ]
+
+
+def _is_transformed(dataset: Json, image: Json) -> bool:
+    """Whether anything says how large an array's voxels are: nothing means that nobody knows."""
+    key = "coordinateTransformations"
+    return bool(dataset.get(key) or image.get(key))
 
 
 def _size_nm(axis: Json, size: float) -> float | None:

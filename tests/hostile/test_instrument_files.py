@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from instrument_files import LIBCZI, write_dicom, write_ims
 from beam_inference.conversion.czi import describe_czi
 from beam_inference.conversion.dicom import dicom_series
 from beam_inference.conversion.ims import ims_source
-from beam_inference.errors import VolumeError
+from beam_inference.errors import PermanentReadError, VolumeError
 
 pydicom = pytest.importorskip("pydicom")
 
@@ -179,6 +180,53 @@ class TestDicomFrames:
         data.save_as(path)
         with pytest.raises(VolumeError, match=complaint):
             dicom_series(str(path), None)
+
+    @pytest.mark.parametrize("gap", [3.0, -3.0])
+    @pytest.mark.parametrize("is_of_detector", [False, True])
+    def test_frames_of_nuclear_medicine_lie_as_they_are_stacked(
+        self, gap, is_of_detector, tmp_path
+    ):
+        """Only the first frame's place is stated, and the sign of the gap says where others lie."""
+        path = one_file(tmp_path / "a", lambda number, group: None)
+        data = pydicom.dcmread(path)
+        del data.PerFrameFunctionalGroupsSequence
+        data.PixelSpacing = [2, 1]
+        data.SpacingBetweenSlices = gap
+        data.SliceVector = [1, 2, 3, 4]
+        place = pydicom.Dataset() if is_of_detector else data
+        place.ImagePositionPatient = [-10, 20, -30]
+        place.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+        if is_of_detector:
+            data.DetectorInformationSequence = [place]
+        data.save_as(path)
+        source = dicom_series(str(path), None)
+        assert source.info.voxel_size_nm == (3e6, 2e6, 1e6)
+        assert source.info.bounds.start == ((-10, 10, -10) if gap > 0 else (-13, 10, -10))
+        found = source.open()(source.info.bounds)[0]
+        np.testing.assert_array_equal(found, ARRAY if gap > 0 else ARRAY[::-1])
+
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            (lambda runs: runs[:70], "cannot read .*doesn't match the expected amount"),
+            (lambda runs: runs + bytes([0x81, 7]), "padding - 31 vs. 30 bytes expected"),
+        ],
+    )
+    def test_damaged_runs_are_told_in_one_message(self, fault, message, tmp_path, caplog, capfd):
+        path = one_file(tmp_path / "a", lambda number, group: None)
+        data = pydicom.dcmread(path)
+        data.compress(pydicom.uid.RLELossless)
+        frames = list(pydicom.encaps.generate_frames(data.PixelData, number_of_frames=4))
+        frames[2] = fault(frames[2])
+        data.PixelData = pydicom.encaps.encapsulate(frames)
+        data.save_as(path)
+        source = dicom_series(str(path), None)
+        with (
+            warnings.catch_warnings(action="ignore"),
+            pytest.raises(PermanentReadError, match=message),
+        ):
+            source.open()(source.info.bounds)
+        assert "Traceback" not in caplog.text + capfd.readouterr().err
 
     def test_several_segments_are_refused(self, tmp_path):
         def segment(number, group, others=2):

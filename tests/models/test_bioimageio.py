@@ -205,10 +205,6 @@ SECTION = {"levels": "levels.json", "eps": 1e-6, "floor": 0.0, "by": "section"}
             [{"standard": SECTION | {"eps": 10.0}}, {"clip": [-3.0, 3.0]}],
         ),
         (
-            [op("scale_linear", gain=2.0), op("zero_mean_unit_variance", axes=["y", "x"])],
-            [{"scale": 2.0, "offset": 0.0}, {"standard": SECTION}],
-        ),
-        (
             [op("scale_range", axes=["y", "x"]), op("scale_linear", gain=2.0)],
             [{"rescale": SECTION | {"low": 0.0, "high": 1.0}}, {"scale": 2.0, "offset": 0.0}],
         ),
@@ -281,14 +277,19 @@ def test_operations_of_the_former_format(tmp_path):
     [
         ([op("zero_mean_unit_variance", axes=["x"])], "takes values over the axes x"),
         ([op("scale_range", reference_tensor="answer")], "takes values of another tensor"),
-        (
-            [op("zero_mean_unit_variance", axes=["y", "x"]), op("scale_range")],
-            "takes values that follow from those of each section",
+        *(
+            ([before, op("scale_range")], "scale_range .* after an operation that changes it")
+            for before in (
+                op("zero_mean_unit_variance", axes=["y", "x"]),
+                op("scale_linear", gain=2.0),
+                op("clip", min=20.0, max=200.0),
+            )
         ),
         ([op("sigmoid")], "sigmoid of the input is none of those that are known here"),
         ([op("ensure_dtype", dtype="uint8")], "makes uint8 of the values"),
         ([op("custom", source="evil.py")], "custom of the input is none of"),
         ([op("clip", min=2, max=1)], "has the limits 2 and 1"),
+        ([op("fixed_zero_mean_unit_variance", mean=1.0, std=1e-320)], "divides by .*e-320"),
         (
             [op("fixed_zero_mean_unit_variance", mean=[1.0], std=[2.0], axis="y")],
             "changes values along the axis y",
@@ -604,6 +605,20 @@ def test_a_package_that_answers_no_numbers_does_not_pass(tmp_path, monkeypatch):
 def test_an_example_whose_result_is_not_finite_judges_nothing(tmp_path):
     folder = made.make_package(tmp_path / "p", after=lambda answer: np.full_like(answer, np.inf))
     with pytest.raises(ModelContractError, match="holds NaN or infinite values"):
+        try_package(str(folder), None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ([op("scale_linear", gain=0.0)], [], r"its preprocessing \(.*scale"),
+        ([], [op("scale_linear", gain=0.0)], r"its postprocessing \(.*scale"),
+    ],
+)
+def test_numbers_that_no_job_can_use_are_told_of(before, after, message, tmp_path):
+    content = made.described(preprocessing=before, postprocessing=after)
+    folder = made.make_package(tmp_path / "p", content)
+    with pytest.raises(ModelContractError, match=f"no job can do {message}"):
         try_package(str(folder), None)
 
 

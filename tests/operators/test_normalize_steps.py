@@ -203,6 +203,7 @@ def test_the_fingerprint_holds_the_numbers(tmp_path):
         ([{"scale": [1, 2, 3]}], "normalize.0: scale lists 3"),
         ([{"standard": {"mean": 0, "std": [1, 0]}}], "greater than or equal"),
         ([{"scale": 0}], "scale must not be 0"),
+        ([{"scale": 1e-50}], "scale must not be 0"),
         ([{"clip": [0, 1], "scale": 2}], "clip"),
         ([{"stretch": 1}], "is no step"),
         (["unit"], "is no step"),

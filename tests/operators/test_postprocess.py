@@ -261,6 +261,7 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
             "low 1 must be less than high 1",
         ),
         ({"postprocess": [{"operator": "affine", "scale": [1, 0, 1]}]}, "scale must not be 0"),
+        ({"postprocess": [{"operator": "affine", "scale": 1e-50}]}, "scale must not be 0"),
         (
             {"postprocess": [{"operator": "affine", "offset": [1, 2]}]},
             "affine has a list offset of 2 numbers, but there are 3 channels",
@@ -477,6 +478,7 @@ LOGITS[:, 0, 0, :3] = [[1e4, -1e4, 0], [1e4, 0, 0], [-1e4, 1e4, 0]]
         ({"operator": "softmax"}, special.softmax(LOGITS.astype(np.float64), axis=0)),
         ({"operator": "sigmoid"}, special.expit(LOGITS.astype(np.float64))),
         ({"operator": "affine", "scale": -0.5, "offset": 3}, 3 - LOGITS / 2),
+        ({"operator": "affine", "offset": -1e300}, LOGITS + np.finfo(np.float32).min),
         (
             {"operator": "affine", "scale": [1, 2, 4], "offset": [0, -1, 2]},
             np.stack([LOGITS[0], 2 * LOGITS[1] - 1, 4 * LOGITS[2] + 2]),

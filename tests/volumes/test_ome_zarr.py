@@ -138,6 +138,14 @@ def test_axes_in_another_order_and_of_other_kinds():
     assert scales_of_group(other, "em") == scales_of_group(attributes, "em")
 
 
+@pytest.mark.parametrize("absent", [[], None])
+def test_without_any_transformation_nobody_knows_a_voxel_size(absent):
+    attributes = group([([40, 8, 4],)])
+    assert scales_of_group(attributes, "em")[0].voxel_size_nm == [40, 8, 4]
+    attributes["ome"]["multiscales"][0]["datasets"][0]["coordinateTransformations"] = absent
+    assert scales_of_group(attributes, "em")[0].voxel_size_nm == [None, None, None]
+
+
 @pytest.mark.parametrize("size", [0, -8, 10**400, float("inf"), float("nan")])
 def test_a_scale_that_is_no_size_is_refused(size):
     with pytest.raises(VolumeError, match="its multiscales cannot be understood"):
