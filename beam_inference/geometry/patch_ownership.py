@@ -38,16 +38,18 @@ class OwnershipAxis:
 
     Attributes:
         lattice: the patches.
+        volume: start and stop of the input; the lattice may reach beyond.
         start, stop: what the chunks tile, in the output's voxels; each of them shares space with
             the lattice's domain.
         chunk: voxels of a whole chunk; a position is a chunk's number on this axis.
         block: voxels of a storage block of the output; blocks are counted from each chunk's start.
         halo: voxels beyond a chunk, per side, whose values it needs as far as they are made of
-            sums in the domain.
+            sums in the domain and the volume.
         to_output: from the patches' voxels to the output's; None where they are the same.
     """
 
     lattice: LatticeAxis
+    volume: tuple[int, int]
     start: int
     stop: int
     chunk: int
@@ -160,8 +162,12 @@ class OwnershipAxis:
 
     @cached_property
     def _finishable(self) -> tuple[int, int]:
-        """The output's voxels that are made of sums in the domain alone."""
-        lattice = self.lattice
+        """The output's voxels that are made of sums inside alone."""
         if self.to_output is None:
-            return lattice.start, lattice.stop
-        return self.to_output.target_made_of(lattice.start, lattice.stop)
+            return self.inside
+        return self.to_output.target_made_of(*self.inside)
+
+    @property
+    def inside(self) -> tuple[int, int]:
+        """Start and stop of the domain within the volume."""
+        return max(self.lattice.start, self.volume[0]), min(self.lattice.stop, self.volume[1])

@@ -67,6 +67,7 @@ class InferencePlan:
             return None
         return SeamExchangePlan(
             self.lattice,
+            self.volume,
             self.chunks,
             self.block_shape,
             self.crop_margin,
@@ -98,14 +99,23 @@ class InferencePlan:
     def finished_box(self, core: BoundingBox) -> BoundingBox:
         """The box that what comes after the network is given, so as to finish a core box.
 
-        It is the core box and its halo, as far as the domain has the values of which they are made.
+        It is the core box and its halo, as far as the values of which they are made lie in
+        :attr:`inside`.
         """
         return core.grow(self.halo).intersection(self._finishable)
 
     @cached_property
     def _finishable(self) -> BoundingBox:
-        domain = self.lattice.domain
-        return domain if self.to_output is None else self.to_output.target_made_of(domain)
+        inside = self.inside
+        return inside if self.to_output is None else self.to_output.target_made_of(inside)
+
+    @cached_property
+    def inside(self) -> BoundingBox:
+        """The domain within the volume, at whose ends operators repeat the last voxel.
+
+        What patches that hang over the volume's end answer beyond it is of filler.
+        """
+        return self.lattice.domain.intersection(self.volume)
 
     @cached_property
     def reaches_outside(self) -> bool:

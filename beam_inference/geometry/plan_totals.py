@@ -324,8 +324,9 @@ def _exchange_position_totals(
     private_start = private_stop = 0
     if not exchange.joins_whole_chunks:
         _, stop_of_chunk = ownership.interval(position)
-        private_start = max(ownership.private_start(position), ownership.lattice.start)
-        private_stop = min(stop_of_chunk, ownership.lattice.stop)
+        first, last = ownership.inside
+        private_start = max(ownership.private_start(position), first)
+        private_stop = min(stop_of_chunk, last)
     return PositionTotals(
         patches=len(owned),
         input=(start, stop),

@@ -26,6 +26,7 @@ class SeamExchangePlan:
 
     Attributes:
         lattice: the patch lattice over the domain.
+        volume: the input's bounds, in the network's voxels.
         chunks: the chunk grid over the ROI.
         block_shape: of the output's storage, ZYX.
         crop_margin: voxels by which the network's input exceeds its patch, ZYX.
@@ -34,6 +35,7 @@ class SeamExchangePlan:
     """
 
     lattice: PatchLattice
+    volume: BoundingBox
     chunks: ChunkGrid
     block_shape: Zyx
     crop_margin: Zyx
@@ -51,9 +53,10 @@ class SeamExchangePlan:
         roi = self.chunks.roi
         same: list[AxisResampling | None] = [None] * 3
         z, y, x = (
-            OwnershipAxis(lattice, start, stop, chunk, block, halo, to_output)
-            for lattice, start, stop, chunk, block, halo, to_output in zip(
+            OwnershipAxis(lattice, volume, start, stop, chunk, block, halo, to_output)
+            for lattice, volume, start, stop, chunk, block, halo, to_output in zip(
                 self.lattice.axes,
+                zip(self.volume.start, self.volume.stop, strict=True),
                 roi.start,
                 roi.stop,
                 self.chunks.chunk_shape,

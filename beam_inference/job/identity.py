@@ -23,6 +23,7 @@ from beam_inference.config.operators import Operator
 from beam_inference.config.volumes import Output
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import step_of
+from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.operator_files import operator_key
 
@@ -122,6 +123,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         "geometry": {
             **_identify_roi(job),
             "domain": identify_box(plan.lattice.domain),
+            **_identify_ends(plan),
             "patch_shape": list(plan.lattice.patch_shape),
             "patch_overlap": list(plan.lattice.patch_overlap),
             **_identify_blending(config.inference),
@@ -141,6 +143,13 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
 def _identify_roi(job: ResolvedJob) -> Json:
     """The ROI, unless the lattice lies in a box of its own, so that no voxel depends on the ROI."""
     return {} if job.may_be_enlarged else {"roi": identify_box(job.roi)}
+
+
+def _identify_ends(plan: InferencePlan) -> Json:
+    """Where operators repeat the last voxel, if not at the domain's ends, as in all first jobs."""
+    if not any(plan.halo) or plan.inside == plan.lattice.domain:
+        return {}
+    return {"inside": identify_box(plan.inside)}
 
 
 def _identify_output(output: Output, places: frozenset[str]) -> Json:

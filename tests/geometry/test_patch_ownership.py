@@ -13,12 +13,15 @@ def axes(draw):
     stride = draw(st.integers(1, patch))
     start = draw(st.integers(-5, 5))
     stop = start + draw(st.integers(patch, 40))
-    roi_start = draw(st.integers(start, stop - 1))
-    roi_stop = draw(st.integers(roi_start + 1, stop))
+    volume_start = draw(st.integers(start, stop - 1))
+    volume_stop = draw(st.integers(volume_start + 1, stop))
+    roi_start = draw(st.integers(volume_start, volume_stop - 1))
+    roi_stop = draw(st.integers(roi_start + 1, volume_stop))
     block = draw(st.integers(1, 5))
     chunk = block * draw(st.integers(1, 4))
     lattice = LatticeAxis(start, stop, patch, stride, draw(st.booleans()))
-    return OwnershipAxis(lattice, roi_start, roi_stop, chunk, block)
+    volume = (volume_start, volume_stop)
+    return OwnershipAxis(lattice, volume, roi_start, roi_stop, chunk, block)
 
 
 def cover(axis, k):

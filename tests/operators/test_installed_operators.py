@@ -8,6 +8,7 @@ from extension import run_with_extension
 from helpers import job_values, read_volume, write_job, write_volume
 from scipy import ndimage
 
+from beam_inference.cli.main import main
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.operators import Operator
@@ -187,6 +188,31 @@ def test_an_operator_that_another_package_brings(tmp_path, chunk_shape):
     record = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
     assert record["config"]["postprocess"] == [{"operator": "median", "radius": [1, 2, 0]}]
     assert record["versions"]["beam-inference-example"] == "0.1"
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize(
+    ("depth", "lattice"),
+    [(24, "stride"), (24, "pad"), (6, "stride")],  # patches end with it, or hang over its end
+)
+def test_at_the_volumes_ends_operators_repeat_the_last_voxel(tmp_path, depth, lattice, seams):
+    """What a patch answers beyond the volume is of filler."""
+    image = INPUT[:depth]
+    write_volume(tmp_path / "in", image)
+    settings = {
+        "chunk_shape": [16, 16, 16],
+        "patch_shape": [10, 16, 14],
+        "patch_overlap": [2, 4, 4],
+        "lattice": lattice,
+        "seams": seams,
+    }
+    values = job_values(
+        tmp_path / "in", tmp_path / "out", input={"fill": "constant"}, inference=settings
+    )
+    values["postprocess"] = [{"operator": "smooth", "sigma": [1, 1, 1.5]}]
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
+    expected = ndimage.gaussian_filter(image.astype(float), (1, 1, 1.5), mode="nearest", truncate=4)
+    np.testing.assert_allclose(read_volume(tmp_path / "out")[0], expected, rtol=1e-4)
 
 
 def test_without_that_package_the_job_is_refused(tmp_path):
