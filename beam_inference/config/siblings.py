@@ -61,6 +61,19 @@ def own_path(file: Path) -> Iterator[None]:
         sys.path += [entry for entry in hidden if entry not in sys.path]
 
 
+def hint_at_folder(error: BaseException, file: Path) -> str:
+    """What to do where a file's code does not find a module that lies beside it; else nothing."""
+    name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    folder = file.parent.resolve()
+    if not name or not ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
+        return ""
+    return (
+        f". It lies beside that file, in {folder}, where Python does not look by itself: give the "
+        "command with this folder in PYTHONPATH, or begin the file with import sys; "
+        "sys.path.insert(0, …)"
+    )
+
+
 def note_source(file: Path, module: str | None = None) -> None:
     """Note code that a job names, and check it and all that were noted before.
 

@@ -18,7 +18,13 @@ from beam_inference.config.engines import NetworkKind
 from beam_inference.config.factories import factory_parts, run_file
 from beam_inference.config.network import Network
 from beam_inference.config.plugins import list_plugins, load_plugin
-from beam_inference.config.siblings import check_siblings, note_source, own_path, runs_its_source
+from beam_inference.config.siblings import (
+    check_siblings,
+    hint_at_folder,
+    note_source,
+    own_path,
+    runs_its_source,
+)
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.models.local_files import existing_file, local_path
@@ -232,9 +238,9 @@ def _from_factory(model: Network, trust: Trust) -> LoadedNetwork:
 
 
 def _call_factory(model: Network) -> Any:
+    file = source_file(model)
     try:
         factory = _factory(model)
-        file = source_file(model)
         with own_path(file):
             if model.weights is None or not _takes_weights(factory):
                 network = factory()
@@ -247,6 +253,7 @@ def _call_factory(model: Network) -> Any:
     except BaseException as error:  # sys.exit() in it must end nothing but the factory
         raise ModelContractError(
             f"model.path {model.path}: the factory failed: {describe_error(error)}"
+            f"{hint_at_folder(error, file)}"
         ) from error
 
 

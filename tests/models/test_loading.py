@@ -483,6 +483,16 @@ def test_models_that_cannot_be_loaded(model, message):
         predict(model)
 
 
+def test_a_module_beside_a_factory_that_python_does_not_look_for(tmp_path):
+    (tmp_path / "network.py").write_text("import layers_of_nobody\ndef network(): ...\n")
+    (tmp_path / "layers_of_nobody.py").write_text("")
+    with pytest.raises(ModelContractError, match="It lies beside that file, in .* PYTHONPATH"):
+        predict({"path": f"{tmp_path}/network.py:network"})
+    (tmp_path / "layers_of_nobody.py").unlink()
+    with pytest.raises(ModelContractError, match="No module named 'layers_of_nobody'$"):
+        predict({"path": f"{tmp_path}/network.py:network"})
+
+
 def test_files_that_are_not_what_their_name_says(tmp_path):
     for name, message in (
         ("a.pt", "no file that PyTorch has saved, or damaged"),
