@@ -178,7 +178,7 @@ def check_lsm_pages(path: StoredFile, tiff: Any) -> None:
         return
     image = tiff.series[0]
     stated = math.prod(image.shape) // max(1, math.prod(page_shape(tiff.pages.first)))
-    is_thumbnail = [bool(page.is_reduced) for page in tiff.pages]
+    is_thumbnail = [bool(page.aspage().is_reduced) for page in tiff.pages]
     if is_thumbnail != [False, True] * stated:
         raise VolumeError(
             f"{path} is an LSM file that says it holds {stated} pages, each with a thumbnail, and "

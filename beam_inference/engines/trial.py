@@ -311,9 +311,9 @@ def _try_batch(
     if not (np.isfinite(low) and np.isfinite(high)):
         if not np.isfinite(patch).all():
             raise ModelContractError(
-                "the patch that is tried, in the middle of the domain, holds NaN or infinite "
-                "values, and so does the network's answer. Chunks that read such values are "
-                "quarantined: hide them by input.mask, or choose another roi."
+                "each patch that could be tried, such as that in the middle of the domain, holds "
+                "NaN or infinite values, and so does the network's answer. Chunks that read such "
+                "values are quarantined: hide them by input.mask, or choose another roi."
             )
         raise ModelContractError(
             "the network returns NaN or infinite values for a patch of the input. Check "

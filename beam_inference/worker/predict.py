@@ -327,11 +327,22 @@ def _load(config: JobConfig, network: LoadedNetwork | None) -> Predictor:
         model_sha256(model)  # which checks files of other engines than PyTorch, as for jobs
         return load_predictor(model, config.inference)
     if network.kind != "function":  # it will be brought to its device, and to evaluation mode
-        import torch
-
-        with torch.no_grad():  # copies of TorchScript would be steps on the way to a gradient
-            network = LoadedNetwork(deepcopy(network.network), network.kind)
+        network = LoadedNetwork(_copy(network.network), network.kind)
     return load_predictor(config.model, config.inference, network=network)
+
+
+def _copy(network: Any) -> Any:
+    """Copy a module, and what it keeps of its last answer, such as weights that were normalised."""
+    import torch
+
+    kept = [
+        value
+        for module in network.modules()
+        for value in vars(module).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    with torch.no_grad():  # copies of TorchScript would be steps on the way to a gradient
+        return deepcopy(network, {id(value): value.detach().clone() for value in kept})
 
 
 def _cut_out(array: AnyArray, box: BoundingBox, config: JobConfig) -> AnyArray:

@@ -76,15 +76,14 @@ def patch_to_try(config: DefiniteConfig, volume: InputVolume, plan: InferencePla
 
     Returns:
         Stored values, shape (C, Z, Y, X); zeros where they cannot be read. If that patch is blank,
-        and another one of :func:`patches_to_bound` is not, and holds numbers alone, it is the first
-        such one.
+        or holds other than numbers, it is the first one of :func:`patches_to_bound` that is not,
+        and does not, where there is one.
     """
     patches = patches_to_bound(partial(_read, config, volume), plan)
-    middle = next(patches)
-    if not is_blank(middle):
-        return middle
-    others = filter(is_finite, patches)
-    return next((patch for patch in others if not is_blank(patch)), middle)
+    first = next(patches)
+    if not is_blank(first):
+        return first
+    return next((patch for patch in patches if not is_blank(patch)), first)
 
 
 def patches_to_try(
@@ -100,20 +99,26 @@ def patches_to_bound(
     """Read what a network is tried on to find how large its values are.
 
     These are the patches at :func:`boxes_to_try`; if all of them are blank, also those at
-    :func:`boxes_to_calibrate` that hold numbers alone: no job fails by a place that it need not
-    have been tried at.
+    :func:`boxes_to_calibrate`. Only those that hold numbers alone, if there is any: chunks with NaN
+    are quarantined, and no job fails by a place that it need not have been tried at.
 
     Args:
         read: reads the network's input in a box, stored values (C, Z, Y, X).
         plan: the geometry.
     """
+    boxes = boxes_to_try(plan)
     is_varied = False
-    for box in boxes_to_try(plan):
-        patch = read(box)
+    is_any = False
+    for patch in filter(is_finite, map(read, boxes)):
+        is_any = True
         is_varied = is_varied or not is_blank(patch)
         yield patch
     if not is_varied:
-        yield from filter(is_finite, map(read, boxes_to_calibrate(plan)))
+        for patch in filter(is_finite, map(read, boxes_to_calibrate(plan))):
+            is_any = True
+            yield patch
+    if not is_any:
+        yield read(boxes[0])
 
 
 def boxes_to_calibrate(plan: InferencePlan) -> list[BoundingBox]:
@@ -146,7 +151,7 @@ def calibration_samples(
             f"precision: int8 is calibrated on patches of the input, and {error}. Restore it, or "
             "write precision: float32."
         ) from None
-    patches = [patch for patch in patches if not is_blank(patch)]
+    patches = [patch for patch in patches if is_finite(patch) and not is_blank(patch)]
     if not patches:
         raise EngineError(
             "precision: int8 is calibrated on patches of the input, an eighth and five eighths "
@@ -317,7 +322,7 @@ def try_network(
     if config.inference.precision == "int8":
         # Integers suit some places better than others, and noise not at all.
         others = patches_to_try(config, volume, plan)
-        patches = [each for each in others if not is_blank(each)] or patches
+        patches = [each for each in others if is_finite(each) and not is_blank(each)] or patches
     bound = bound_memory() if reference.device.on_host else nullcontext()
     with watch.watch("the comparison with PyTorch"), bound:
         try:

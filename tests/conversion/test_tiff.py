@@ -254,7 +254,7 @@ def test_colours_that_the_decoder_makes_red_green_and_blue(tmp_path, compression
     assert any("colour space" in note for note in source.info.notes) == is_told
 
 
-def write_lsm(path, array, *, depth, times, has_thumbnails):
+def write_lsm(path, array, *, depth, times, has_thumbnails, compression=None):
     """Pages as Zeiss's microscopes write them, with a thumbnail behind each."""
     info = np.zeros(1, np.dtype(tifffile.TIFF.CZ_LSMINFO))
     _, height, width = array.shape
@@ -267,7 +267,8 @@ def write_lsm(path, array, *, depth, times, has_thumbnails):
     options = {"metadata": None, "contiguous": False}
     with tifffile.TiffWriter(path, byteorder="<") as file:
         for number, page in enumerate(array):
-            file.write(page, extratags=[] if number else [tag], **options)
+            tags = [] if number else [tag]
+            file.write(page, extratags=tags, compression=compression, **options)
             if has_thumbnails:
                 file.write(np.zeros((8, 8), np.uint8), subfiletype=1, **options)
 
@@ -286,3 +287,13 @@ def test_pages_of_lsm_files_go_with_thumbnails(depth, times, has_thumbnails, tmp
         return
     with pytest.raises(VolumeError, match="is an LSM file that says it holds"):
         tiff_source(str(path), "0")
+
+
+def test_pages_of_packed_lsm_files(tmp_path):
+    """tifffile makes no whole pages of the later ones."""
+    pytest.importorskip("imagecodecs")
+    array = np.random.default_rng(0).integers(0, 256, (6, 20, 24), dtype=np.uint8)
+    path = tmp_path / "a.tif"
+    write_lsm(path, array, depth=6, times=1, has_thumbnails=True, compression="lzw")
+    source = tiff_source(str(path), "0")
+    np.testing.assert_array_equal(source.open()(source.info.bounds)[0], array)

@@ -2,6 +2,7 @@
 
 import doctest
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -223,6 +224,21 @@ def test_a_fill_value_that_the_array_cannot_hold(value):
 def test_a_partition_into_no_parts():
     with pytest.raises(ConfigError, match="partition"):
         predict(IMAGE, nn.Identity(), **SETTINGS, partition=(0, 1, 1))
+
+
+def test_a_network_that_keeps_its_normalised_weights():
+    """They are steps on the way to a gradient, which PyTorch does not copy."""
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        network = nn.utils.weight_norm(nn.Conv3d(1, 1, 3, padding=1))
+    network(torch.zeros(1, 1, 8, 16, 16))
+    before = network.weight
+    found = predict(IMAGE, network, **SETTINGS)
+    assert network.weight is before
+    with torch.no_grad():
+        plain = nn.Conv3d(1, 1, 3, padding=1)
+        plain.weight.copy_(network.weight)
+        plain.bias.copy_(network.bias)
+    np.testing.assert_allclose(found, predict(IMAGE, plain, **SETTINGS), rtol=1e-5, atol=1e-4)
 
 
 class ToBeSent(nn.Identity):

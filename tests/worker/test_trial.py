@@ -88,6 +88,22 @@ def test_noise_is_told_of(dtype, value, bound, tmp_path, caplog):
     assert "found by noise" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("start", "stop"),
+    [((0, 0, 0), (1, 1, 1)), ((14, 30, 30), (18, 34, 34)), ((0, 0, 0), (18, 64, 64))],
+)
+def test_a_hole_of_nan_is_not_what_a_network_is_tried_on(start, stop, tmp_path):
+    """Its chunks are quarantined, and no job fails by it."""
+    array = np.random.default_rng(0).integers(1, 20, (32, 64, 64)).astype(np.float32)
+    array[tuple(map(slice, start, stop))] = np.nan
+    assert 20 < bound_of(tmp_path, array) <= 64
+
+
+def test_a_volume_of_nan_alone_is_told_of(tmp_path):
+    with pytest.raises(ModelContractError, match=r"each patch that could be tried.*input\.mask"):
+        bound_of(tmp_path, np.full((32, 64, 64), np.nan, np.float32))
+
+
 CHOOSY = """
 import torch
 
