@@ -6,6 +6,7 @@ stages have completed, and writes whole blocks. Small records in the state folde
 name the chunks that are done, so a job that was killed continues where it stopped::
 
     KIND/job.json                      description of the job, and its fingerprint
+    KIND/stages.json                   number of chunks of each stage, and that fingerprint
     KIND/FINGERPRINT/STAGE/done/000000000/000000000012.json
                                        chunk 12 is durably done
     KIND/FINGERPRINT/STAGE/failed/000000000/000000000013.json
@@ -46,6 +47,16 @@ KINDS_OF_VOLUMES = ("components", "convert", "segment")
 def record_of(kind: str) -> str:
     """Key of the description of a job of a kind, in the state folder."""
     return f"{kind}/job.json"
+
+
+def folder_of(kind: str, fingerprint: str) -> str:
+    """Place of the records of a job of a kind, in the state folder."""
+    return f"{kind}/{fingerprint[:16]}"
+
+
+def stages_record_of(kind: str) -> str:
+    """Key of the numbers of chunks of a job's stages, in the state folder."""
+    return f"{kind}/stages.json"
 
 
 class ChunkStage(Protocol):
@@ -104,7 +115,7 @@ class StageJob:
     @property
     def folder(self) -> str:
         """Place of this job's records in the state folder."""
-        return f"{self.kind}/{self.fingerprint[:16]}"
+        return folder_of(self.kind, self.fingerprint)
 
     @property
     def record(self) -> str:

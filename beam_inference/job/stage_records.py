@@ -13,7 +13,7 @@ from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
-from beam_inference.job.stage_job import ChunkStage, StageJob
+from beam_inference.job.stage_job import ChunkStage, StageJob, stages_record_of
 from beam_inference.job.state import state_folder_of
 from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.folders import delete_folder
@@ -86,6 +86,7 @@ class StageRecords:
                 f"{differing}): what it has made there would be mixed with this. Use another "
                 "target, or pass --overwrite to make everything again."
             )
+        self._write_stages()
 
     def earlier_job(self) -> StageJob | None:
         """Return the job of this kind that was begun here: this one, or one of other description.
@@ -168,6 +169,22 @@ class StageRecords:
         if record is None:
             raise WorkerFault(f"{job.state_url}/{job.record} was removed as soon as it was written")
         return record
+
+    def _write_stages(self) -> None:
+        """Record how many chunks there are to do, for those who read the volume before they are."""
+        job = self._job
+        store = open_kvstore(job.state_url, job.storage)
+        key = stages_record_of(job.kind)
+        stages = {stage.name: stage.count for stage in job.stages}
+        text = json.dumps({"fingerprint": job.fingerprint, "stages": stages}, sort_keys=True)
+        try:
+            retry_request(
+                "write",
+                f"{job.state_url}/{key}",
+                lambda: store.write(key, text.encode()).result(timeout=PATIENCE_SECONDS),
+            )
+        except WorkerFault as error:
+            raise _unusable(error) from None
 
     def _refuse_damaged(self, record: Json) -> None:
         job = self._job

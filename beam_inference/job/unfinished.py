@@ -1,15 +1,21 @@
-"""Volumes that a job has written: what it has not done reads as zeros, and it may do more."""
+"""Volumes that are made here: what is not done reads as zeros, and more may be done."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
+from beam_inference.job.chunk_records import MOST_CHUNKS, ChunkEntries
+from beam_inference.job.stage_job import KINDS_OF_VOLUMES, folder_of, stages_record_of
 from beam_inference.job.state import State, state_folder_of
+from beam_inference.volumes.kvstores import open_kvstore, read_key
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +44,10 @@ class Making:
 
 
 def warn_if_unfinished(url: str, storage: Storage) -> Making:
-    """Warn where a volume's own state folder says that chunks of its job are missing.
+    """Warn where a volume's own state folder says that chunks of what makes it are missing.
 
-    Nothing is said of a volume whose job keeps its state elsewhere, or that no job has written.
+    Nothing is said of a volume whose job keeps its state elsewhere, or that nothing of this package
+    has written.
 
     Args:
         url: URL of the volume that is read.
@@ -52,16 +59,23 @@ def warn_if_unfinished(url: str, storage: Storage) -> Making:
     if url.startswith(("http://", "https://")):  # no listing there
         return Making()
     try:
-        state = State(state_folder_of(url), storage)
-        job = state.load_job()
-        if job is None:
-            return Making()
-        count = job.plan.chunks.count
-        done = state.of(job).count_receipts(0, count)
-        made_by = " ".join([state.read_id() or "", *state.list_redoing_launches()])
-    except (StateError, WorkerFault) as error:
+        making = _making_of_job(url, storage)
+        missing = sum(_count_missing(url, storage, kind) for kind in KINDS_OF_VOLUMES)
+    except (StateError, WorkerFault, ValueError) as error:
         logger.warning("whether all of %s is done cannot be told: %s", url, error)
         return Making()
+    return replace(making, missing_chunks=making.missing_chunks + missing)
+
+
+def _making_of_job(url: str, storage: Storage) -> Making:
+    """How far a job that runs a network has made a volume."""
+    state = State(state_folder_of(url), storage)
+    job = state.load_job()
+    if job is None:
+        return Making()
+    count = job.plan.chunks.count
+    done = state.of(job).count_receipts(0, count)
+    made_by = " ".join([state.read_id() or "", *state.list_redoing_launches()])
     if done < count:
         logger.warning(
             "%s: %d of the %d chunks of its job are not done, and read as zeros here. Finish it "
@@ -71,3 +85,45 @@ def warn_if_unfinished(url: str, storage: Storage) -> Making:
             count,
         )
     return Making(max(0, count - done), hashlib.sha256(made_by.encode()).hexdigest()[:16])
+
+
+class _Stages(BaseModel):
+    """What a command that makes a volume has recorded of its stages."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    fingerprint: str = Field(pattern="^[0-9a-f]{64}$")
+    stages: dict[
+        Annotated[str, Field(pattern=r"^[\w-]{1,60}$")], Annotated[int, Field(ge=0, le=MOST_CHUNKS)]
+    ]
+
+
+def _count_missing(url: str, storage: Storage, kind: str) -> int:
+    """Count the chunks that a command of a kind has not done, and warn of them.
+
+    Raises:
+        WorkerFault: its records cannot be read.
+        ValueError: what it has recorded of its stages is damaged.
+    """
+    state_url = state_folder_of(url)
+    store = open_kvstore(state_url, storage)
+    content = read_key(store, stages_record_of(kind), state_url)
+    if content is None:
+        return 0
+    record = _Stages.model_validate_json(content)
+    folder = folder_of(kind, record.fingerprint)
+    count = sum(record.stages.values())
+    done = sum(
+        ChunkEntries(store, state_url, storage, f"{folder}/{stage}/done").count(0, chunks)
+        for stage, chunks in record.stages.items()
+    )
+    if done < count:
+        logger.warning(
+            "%s: %d of the %d chunks of %s, which makes it, are not done: they read as zeros here, "
+            "or as what was there before. Give that command again first",
+            url,
+            count - done,
+            count,
+            kind,
+        )
+    return max(0, count - done)

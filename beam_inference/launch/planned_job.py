@@ -56,6 +56,7 @@ from beam_inference.job.parts import (
 )
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.unfinished import warn_if_unfinished
 from beam_inference.launch import decide
 from beam_inference.launch.checks import (
     check_halos,
@@ -398,6 +399,7 @@ def plan_job(
     held = lattice_box(config, voxels.bounds) or roi
     outputs = _find_outputs(config, volume, voxels, held, earlier)
     _tell_rest(config, volume, voxels)
+    _tell_unfinished(config)
     specs = {key: each.spec for key, each in outputs.items()}
     layouts = {key: BlockLayout(spec.encoding, spec.shard_shape) for key, spec in specs.items()}
     config = decide.with_layouts(config, layouts)
@@ -579,6 +581,13 @@ def _tell_rest(config: JobConfig, volume: InputVolume, voxels: OutputVoxels) -> 
     size = voxels.voxel_size_nm
     if size is not None and size != volume.voxel_size_nm and not keeps:
         tell_rest_of_voxels("the output", size, Origin(voxels.bounds.start, voxels.rest))
+
+
+def _tell_unfinished(config: JobConfig) -> None:
+    """Warn where an input, or a mask, is still being made."""
+    for section in (config.input, *config.inputs, config.input.mask, config.mask):
+        if section is not None and section.path is not None:
+            warn_if_unfinished(section.path, config.storage)
 
 
 def _of_voxels(volume: InputVolume, voxels: OutputVoxels) -> str:

@@ -67,6 +67,30 @@ def test_commands_tell_it(command, volume_in, tmp_path, caplog):
     assert "17 of the 18 chunks of its job are not done" in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["convert", "components"])
+def test_chunks_that_a_command_has_not_done_are_told(kind, volume_in, tmp_path, caplog):
+    made = tmp_path / "made"
+    make = {"convert": convert_part_by_part, "components": find_components}[kind]
+    assert make(str(volume_in), str(made))
+    warn_if_unfinished(made.as_uri(), Storage())
+    assert not caplog.records
+    records = list((made / "_beam_inference" / kind).rglob("done/*/*.json"))
+    records[-1].unlink()  # as if it had been killed before
+    assert warn_if_unfinished(made.as_uri(), Storage()).missing_chunks == 1
+    assert f"1 of the {len(records)} chunks of {kind}, which makes it, are not done" in caplog.text
+    caplog.clear()
+    (made / "_beam_inference" / kind / "stages.json").write_text('{"stages": {"../..": 3}}')
+    warn_if_unfinished(made.as_uri(), Storage())
+    assert "whether all of" in caplog.text
+
+
+def test_a_job_tells_of_an_input_that_is_not_done(volume_in, tmp_path, caplog):
+    _, out = begin(volume_in, tmp_path, "0")
+    second = write_job(tmp_path / "second.yaml", job_values(out, tmp_path / "second"))
+    assert main(["plan", str(second)]) == 0
+    assert f"{out}: 17 of the 18 chunks of its job are not done" in caplog.text
+
+
 def convert_part_by_part(source, target, **keys):
     """Convert so that its witnesses, the first window of some chunks, are small."""
     return convert(source, target, window_bytes=2**14, **keys).outcome.is_complete
