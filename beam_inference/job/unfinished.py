@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
-from beam_inference.errors import StateError, WorkerFault
+from beam_inference.errors import BeamInferenceError
 from beam_inference.job.chunk_records import MOST_CHUNKS, ChunkEntries
 from beam_inference.job.stage_job import KINDS_OF_VOLUMES, folder_of, stages_record_of
 from beam_inference.job.state import State, state_folder_of
@@ -56,12 +56,12 @@ def warn_if_unfinished(url: str, storage: Storage) -> Making:
     Returns:
         How far it is made: what is made of it once it has changed is something else.
     """
-    if url.startswith(("http://", "https://")):  # no listing there
+    if url.startswith(("http://", "https://")) or "|" in url:  # no listing there
         return Making()
     try:
         making = _making_of_job(url, storage)
         missing = sum(_count_missing(url, storage, kind) for kind in KINDS_OF_VOLUMES)
-    except (StateError, WorkerFault, ValueError) as error:
+    except (BeamInferenceError, ValueError) as error:
         logger.warning("whether all of %s is done cannot be told: %s", url, error)
         return Making()
     return replace(making, missing_chunks=making.missing_chunks + missing)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import zarr
 from helpers import job_values, read_volume, write_job
 
 from beam_inference.cli.main import main
@@ -89,6 +90,16 @@ def test_a_job_tells_of_an_input_that_is_not_done(volume_in, tmp_path, caplog):
     second = write_job(tmp_path / "second.yaml", job_values(out, tmp_path / "second"))
     assert main(["plan", str(second)]) == 0
     assert f"{out}: 17 of the 18 chunks of its job are not done" in caplog.text
+
+
+def test_a_volume_named_with_its_driver_is_read_all_the_same(tmp_path, caplog):
+    array = np.random.default_rng(0).integers(0, 255, (16, 32, 32), dtype=np.uint8)
+    zarr.create_array(tmp_path / "em", data=array, chunks=(8, 16, 16))
+    inference = {"chunk_shape": [16, 16, 16], "patch_shape": [8, 16, 16], "patch_overlap": [0] * 3}
+    values = job_values(f"{(tmp_path / 'em').as_uri()}|zarr3:", tmp_path / "out")
+    job = write_job(tmp_path / "job.yaml", values | {"inference": values["inference"] | inference})
+    assert main(["plan", str(job)]) == 0
+    assert "cannot be told" not in caplog.text
 
 
 def convert_part_by_part(source, target, **keys):
