@@ -12,12 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import BeamInferenceError
-from beam_inference.job.chunk_records import MOST_CHUNKS, ChunkEntries
+from beam_inference.job.chunk_records import ChunkEntries
 from beam_inference.job.stage_job import KINDS_OF_VOLUMES, folder_of, stages_record_of
 from beam_inference.job.state import State, state_folder_of
 from beam_inference.volumes.kvstores import open_kvstore, read_key
 
 logger = logging.getLogger(__name__)
+
+_MOST_COUNTED = 10**7
+"""Chunks whose records are listed, some thousands in a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,17 @@ def warn_if_unfinished(url: str, storage: Storage) -> Making:
 
 
 def _making_of_job(url: str, storage: Storage) -> Making:
-    """How far a job that runs a network has made a volume."""
+    """How far a job that runs a network has made a volume.
+
+    Raises:
+        StateError, WorkerFault: its state folder cannot be read, or is damaged.
+        ValueError: it has too many chunks.
+    """
     state = State(state_folder_of(url), storage)
     job = state.load_job()
     if job is None:
         return Making()
-    count = job.plan.chunks.count
+    count = _check_countable(job.plan.chunks.count)
     done = state.of(job).count_receipts(0, count)
     made_by = " ".join([state.read_id() or "", *state.list_redoing_launches()])
     if done < count:
@@ -87,15 +95,24 @@ def _making_of_job(url: str, storage: Storage) -> Making:
     return Making(max(0, count - done), hashlib.sha256(made_by.encode()).hexdigest()[:16])
 
 
+def _check_countable(count: int) -> int:
+    """Refuse a number of chunks whose records take longer to list than a reader would wait.
+
+    Raises:
+        ValueError: they do.
+    """
+    if count > _MOST_COUNTED:
+        raise ValueError(f"it is of {count:,} chunks, more than are counted here")
+    return count
+
+
 class _Stages(BaseModel):
     """What a command that makes a volume has recorded of its stages."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     fingerprint: str = Field(pattern="^[0-9a-f]{64}$")
-    stages: dict[
-        Annotated[str, Field(pattern=r"^[\w-]{1,60}$")], Annotated[int, Field(ge=0, le=MOST_CHUNKS)]
-    ]
+    stages: dict[Annotated[str, Field(pattern=r"^[\w-]{1,60}$")], Annotated[int, Field(ge=0)]]
 
 
 def _count_missing(url: str, storage: Storage, kind: str) -> int:
@@ -103,7 +120,7 @@ def _count_missing(url: str, storage: Storage, kind: str) -> int:
 
     Raises:
         WorkerFault: its records cannot be read.
-        ValueError: what it has recorded of its stages is damaged.
+        ValueError: what it has recorded of its stages is damaged, or too much.
     """
     state_url = state_folder_of(url)
     store = open_kvstore(state_url, storage)
@@ -112,7 +129,7 @@ def _count_missing(url: str, storage: Storage, kind: str) -> int:
         return 0
     record = _Stages.model_validate_json(content)
     folder = folder_of(kind, record.fingerprint)
-    count = sum(record.stages.values())
+    count = _check_countable(sum(record.stages.values()))
     done = sum(
         ChunkEntries(store, state_url, storage, f"{folder}/{stage}/done").count(0, chunks)
         for stage, chunks in record.stages.items()

@@ -80,9 +80,13 @@ def test_chunks_that_a_command_has_not_done_are_told(kind, volume_in, tmp_path, 
     assert warn_if_unfinished(made.as_uri(), Storage()).missing_chunks == 1
     assert f"1 of the {len(records)} chunks of {kind}, which makes it, are not done" in caplog.text
     caplog.clear()
-    (made / "_beam_inference" / kind / "stages.json").write_text('{"stages": {"../..": 3}}')
-    warn_if_unfinished(made.as_uri(), Storage())
-    assert "whether all of" in caplog.text
+    record = made / "_beam_inference" / kind / "stages.json"
+    content = json.loads(record.read_text())
+    for stages in ({"../..": 3}, {"copy": 10**30}, {"copy": -1}, {"copy": 10**12}, 5):
+        caplog.clear()
+        record.write_text(json.dumps(content | {"stages": stages}))
+        assert warn_if_unfinished(made.as_uri(), Storage()).missing_chunks == 0
+        assert "whether all of" in caplog.text
 
 
 def test_a_job_tells_of_an_input_that_is_not_done(volume_in, tmp_path, caplog):
