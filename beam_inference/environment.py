@@ -1,7 +1,8 @@
-"""The cores and memory that a process may use, and its settings: variables and the heap.
+"""The cores and memory that a process may use, and its settings: variables, logs, the heap.
 
-Nothing else in the package changes the environment or the allocator. ``use_one_heap`` is called by
-the command line and by each worker, also where a worker lives in somebody else's process.
+Nothing else in the package changes the environment or the allocator, or filters what libraries log.
+``use_one_heap`` is called by the command line and by each worker, also where a worker lives in
+somebody else's process.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import logging
 import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +37,31 @@ def set_variable(name: str, value: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = before
+
+
+@contextmanager
+def filter_logs(
+    names: Sequence[str], is_shown: Callable[[logging.LogRecord], bool]
+) -> Iterator[None]:
+    """Show only some of what libraries log in this thread.
+
+    Args:
+        names: of the loggers of a library: a logger's filter is not that of the loggers below it.
+        is_shown: whether a record is; it may as well remember it.
+    """
+    thread = threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.thread != thread or is_shown(record)
+
+    loggers = [logging.getLogger(name) for name in names]
+    for logger in loggers:
+        logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(keep)
 
 
 def usable_cores(container: Path = _CONTAINER) -> int:

@@ -20,9 +20,10 @@ from pydantic import (
     PositiveFloat,
     Strict,
     Tag,
+    ValidationError,
 )
 
-from beam_inference.foreign_text import clean_line, clean_text, holds_credentials
+from beam_inference.foreign_text import clean_line, clean_text, holds_credentials, shorten_text
 from beam_inference.geometry.origin import FARTHEST
 
 Json: TypeAlias = dict[str, Any]
@@ -132,6 +133,14 @@ class Frozen(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
     )
+
+
+def describe_fault(error: ValidationError) -> str:
+    """What pydantic finds wrong first, and where in the values; for messages."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    fault = shorten_text(first["msg"])
+    return f"{shorten_text(place)}: {fault}" if place else fault
 
 
 def unknown_key_hint(key: str, fields: Iterable[str]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +41,7 @@ from beam_inference.conversion.stored_files import (
     hash_contents,
     is_url,
 )
+from beam_inference.environment import filter_logs
 from beam_inference.errors import BeamInferenceError, PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
@@ -186,24 +186,15 @@ def _faults_of_decoder() -> Iterator[list[str]]:
     Tracebacks that it logs of what it raises are left out.
     """
     faults: list[str] = []
-    thread = threading.get_ident()
 
-    def keep(record: logging.LogRecord) -> bool:
-        if record.thread != thread:
-            return True
+    def is_shown(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         if _TOO_MANY_BYTES in text:
             faults.append(text)
         return _TOO_MANY_BYTES not in text and record.levelno < logging.ERROR
 
-    loggers = [logging.getLogger(name) for name in _LOGGERS_OF_PYDICOM]
-    for logger in loggers:
-        logger.addFilter(keep)
-    try:
+    with filter_logs(_LOGGERS_OF_PYDICOM, is_shown):
         yield faults
-    finally:
-        for logger in loggers:
-            logger.removeFilter(keep)
 
 
 def dicom_series(pattern: str, name: str | None, storage: Storage = LOCAL) -> DicomSeries:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from beam_inference.arrays import AnyDtype
-from beam_inference.config.fields import LABEL_DTYPES, Json
+from beam_inference.config.fields import LABEL_DTYPES, Json, describe_fault
 from beam_inference.config.operators import (
     ArrayPlace,
     InstalledOperator,
@@ -237,9 +237,7 @@ def parse_operators(text: str) -> tuple[Operator, ...]:
     try:
         operators = _OPERATORS.validate_python(parse_yaml(text) or ())
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"--postprocess {place}: {first['msg']}") from None
+        raise ConfigError(f"--postprocess {describe_fault(error)}") from None
     for operator in operators:
         if any(total_halo([operator])) or operator.needed_files:
             raise ConfigError(

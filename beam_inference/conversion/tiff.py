@@ -63,6 +63,7 @@ from beam_inference.conversion.tiff_pages import (
     page_window,
     part_reader,
 )
+from beam_inference.environment import filter_logs
 from beam_inference.errors import ConfigError, PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.block_memory import check_block_memory
@@ -199,7 +200,7 @@ def _page_faults() -> Iterator[list[str]]:
     """
     faults: list[str] = []
 
-    def keep(record: logging.LogRecord) -> bool:
+    def is_shown(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         is_of_pages = record.levelno >= logging.ERROR and "TiffPages" in text
         if not is_of_pages and not any(each in text for each in _LOSSES):
@@ -207,12 +208,8 @@ def _page_faults() -> Iterator[list[str]]:
         faults.append(" ".join(text.split())[:200])
         return False
 
-    logger = logging.getLogger("tifffile")
-    logger.addFilter(keep)
-    try:
+    with filter_logs(["tifffile"], is_shown):
         yield faults
-    finally:
-        logger.removeFilter(keep)
 
 
 def _series_number(path: StoredFile, tiff: Any, series: str | None) -> int:

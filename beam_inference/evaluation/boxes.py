@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.fields import Frozen, Json, Natural, Url
+from beam_inference.config.fields import Frozen, Json, Natural, Url, describe_fault
 from beam_inference.config.formats import OutputSpec, get_format, installed_formats
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
@@ -192,9 +192,7 @@ def _parse(values: object, kind: type[Parsed], complaint: str) -> Parsed:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{complaint}: {shorten_text(where)}: {first['msg']}") from None
+        raise ConfigError(f"{complaint}: {describe_fault(error)}") from None
 
 
 def export_boxes(

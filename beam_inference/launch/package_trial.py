@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from beam_inference.arrays import AnyArray
+from beam_inference.config.fields import describe_fault
 from beam_inference.config.inference import Inference
 from beam_inference.config.network import Network
 from beam_inference.config.normalize import Normalize
@@ -23,7 +24,7 @@ from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import usable_cores
 from beam_inference.errors import BeamInferenceError, ModelContractError
-from beam_inference.foreign_text import describe_error, shorten_text
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx, triple
 from beam_inference.job.parts import make_normalization
@@ -214,10 +215,8 @@ def _read_values(package: Package, adapter: TypeAdapter[Value], values: object, 
     try:
         return adapter.validate_python(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
         raise ModelContractError(
-            f"{package.path}: no job can do its {what} ({place}: {shorten_text(first['msg'])}). "
+            f"{package.path}: no job can do its {what} ({describe_fault(error)}). "
             "Mend the package, or write the job file by hand."
         ) from None
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from beam_inference.config.definite import DefiniteConfig, DefiniteNetwork
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.fields import Frozen
+from beam_inference.config.fields import Frozen, describe_fault
 from beam_inference.config.job_file import rename_paths
 from beam_inference.config.network import Network, network_keys
 from beam_inference.config.storage import Storage, check_url
@@ -439,10 +439,8 @@ def _parse(kind: type[Parsed], text: str, url: str) -> Parsed:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
         raise StateError(
             f"what the metadata of {url} tell of its job cannot be understood "
-            f"({error.error_count()} faults, the first: {place}: {first['msg']}): it is damaged, "
+            f"({error.error_count()} faults, the first: {describe_fault(error)}): it is damaged, "
             "from another version, or of an extension that is not installed here"
         ) from None

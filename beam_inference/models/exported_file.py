@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from beam_inference.environment import set_variable
+from beam_inference.environment import filter_logs, set_variable
 from beam_inference.errors import ModelContractError
 from beam_inference.models.archive import check_archive, is_archive, open_archive
 from beam_inference.models.exported_calls import check_calls
@@ -178,18 +178,11 @@ def _quiet(failures: list[BaseException]) -> Iterator[None]:
         failures: is given the errors that it would have printed, and then hides.
     """
 
-    def keep(record: logging.LogRecord) -> bool:
+    def is_shown(record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[1] is not None:
             failures.append(record.exc_info[1])
         return False
 
-    loggers = [logging.getLogger(name) for name in _TALKERS]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), filter_logs(_TALKERS, is_shown):
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.addFilter(keep)
-        try:
-            yield
-        finally:
-            for logger in loggers:
-                logger.removeFilter(keep)
+        yield

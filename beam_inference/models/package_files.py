@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from beam_inference.config.fields import Json
+from beam_inference.config.fields import Json, describe_fault
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.yaml_text import DEEPEST, parse_yaml
 from beam_inference.errors import ConfigError, ModelContractError
@@ -59,10 +59,8 @@ def parse_foreign(
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
         raise ModelContractError(
-            f"{source} is not as {tool} writes it: {place}: {shorten_text(first['msg'])}"
+            f"{source} is not as {tool} writes it: {describe_fault(error)}"
         ) from None
 
 
