@@ -106,19 +106,21 @@ def patches_to_bound(
         read: reads the network's input in a box, stored values (C, Z, Y, X).
         plan: the geometry.
     """
-    boxes = boxes_to_try(plan)
     is_varied = False
+    first_with_holes: AnyArray | None = None
     is_any = False
-    for patch in filter(is_finite, map(read, boxes)):
-        is_any = True
-        is_varied = is_varied or not is_blank(patch)
-        yield patch
-    if not is_varied:
-        for patch in filter(is_finite, map(read, boxes_to_calibrate(plan))):
-            is_any = True
-            yield patch
-    if not is_any:
-        yield read(boxes[0])
+    for boxes in (boxes_to_try(plan), boxes_to_calibrate(plan)):
+        if is_varied:
+            break
+        for patch in map(read, boxes):
+            if is_finite(patch):
+                is_any = True
+                is_varied = is_varied or not is_blank(patch)
+                yield patch
+            elif first_with_holes is None:
+                first_with_holes = patch
+    if first_with_holes is not None and not is_any:
+        yield first_with_holes
 
 
 def boxes_to_calibrate(plan: InferencePlan) -> list[BoundingBox]:
