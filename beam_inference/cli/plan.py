@@ -105,7 +105,7 @@ def plan(options: PlanOptions) -> int:
     from beam_inference.config.steps import Steps
     from beam_inference.launch.cost import job_totals
     from beam_inference.launch.output_pyramid import add_pyramids, plan_output_pyramids
-    from beam_inference.launch.planned_job import plan_job
+    from beam_inference.launch.planned_job import plan_job, warn_if_inputs_unfinished
     from beam_inference.launch.stored_size import stored_size
 
     if options.write and not options.suggest:
@@ -121,6 +121,7 @@ def plan(options: PlanOptions) -> int:
         return _plan_volumes(config, options)
     place = _find_place(config, options)
     job = plan_job(config, place)
+    warn_if_inputs_unfinished(config)
     if options.suggest:
         return _suggest(job, options)
     if options.calibrate:
@@ -179,6 +180,7 @@ def _plan_volumes(cohort: Cohort, options: PlanOptions) -> int:
     from beam_inference.cli.cohort_text import cohort_plan_values, print_cohort_plan
     from beam_inference.cli.status_text import as_json
     from beam_inference.launch.planned_cohort import plan_cohort
+    from beam_inference.launch.planned_job import warn_if_inputs_unfinished
 
     if options.suggest or options.calibrate or options.beam_flags:
         raise ConfigError(
@@ -186,6 +188,8 @@ def _plan_volumes(cohort: Cohort, options: PlanOptions) -> int:
             "has several: name one with --volume"
         )
     planned = plan_cohort(cohort)
+    for config in cohort.volumes.values():
+        warn_if_inputs_unfinished(config)
     if options.json:
         print(as_json(cohort_plan_values(planned)))
     else:

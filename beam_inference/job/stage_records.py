@@ -13,7 +13,7 @@ from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
-from beam_inference.job.stage_job import ChunkStage, StageJob, stages_record_of
+from beam_inference.job.stage_job import KINDS_OF_VOLUMES, ChunkStage, StageJob, stages_record_of
 from beam_inference.job.state import state_folder_of
 from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.folders import delete_folder
@@ -86,7 +86,8 @@ class StageRecords:
                 f"{differing}): what it has made there would be mixed with this. Use another "
                 "target, or pass --overwrite to make everything again."
             )
-        self._write_stages()
+        if job.kind in KINDS_OF_VOLUMES:  # whoever reads the volume is told how far it is
+            self._write_stages()
 
     def earlier_job(self) -> StageJob | None:
         """Return the job of this kind that was begun here: this one, or one of other description.

@@ -399,7 +399,6 @@ def plan_job(
     held = lattice_box(config, voxels.bounds) or roi
     outputs = _find_outputs(config, volume, voxels, held, earlier)
     _tell_rest(config, volume, voxels)
-    _tell_unfinished(config)
     specs = {key: each.spec for key, each in outputs.items()}
     layouts = {key: BlockLayout(spec.encoding, spec.shard_shape) for key, spec in specs.items()}
     config = decide.with_layouts(config, layouts)
@@ -583,7 +582,7 @@ def _tell_rest(config: JobConfig, volume: InputVolume, voxels: OutputVoxels) -> 
         tell_rest_of_voxels("the output", size, Origin(voxels.bounds.start, voxels.rest))
 
 
-def _tell_unfinished(config: JobConfig) -> None:
+def warn_if_inputs_unfinished(config: JobConfig) -> None:
     """Warn where an input, or a mask, is still being made."""
     for section in (config.input, *config.inputs, config.input.mask, config.mask):
         if section is not None and section.path is not None:

@@ -67,7 +67,13 @@ from beam_inference.launch.kept_trial import TriedNetwork, find_out_about_networ
 from beam_inference.launch.memory import check_memory, check_trial_memory
 from beam_inference.launch.network_question import AskWorker, WorkerChoice, make_question
 from beam_inference.launch.package_keys import warn_of_departures
-from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
+from beam_inference.launch.planned_job import (
+    NetworkNeeds,
+    PlannedJob,
+    levels_request,
+    plan_job,
+    warn_if_inputs_unfinished,
+)
 from beam_inference.launch.recomputation import check_agreement
 from beam_inference.launch.resume import (
     check_receipts,
@@ -143,6 +149,7 @@ def prepare(
     if earlier is None and known is None:
         _check_open_choices(config, place, may_ask=ask_worker is not None)
     planned = plan_job(config, place, workers, earlier)
+    warn_if_inputs_unfinished(config)
     launch_id = launch_id or uuid.uuid4().hex[:12]
     ask = None if ask_worker is None else _Asking(ask_worker, place, state, launch_id, trust)
     is_done = (

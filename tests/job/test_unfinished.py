@@ -92,8 +92,15 @@ def test_chunks_that_a_command_has_not_done_are_told(kind, volume_in, tmp_path, 
 def test_a_job_tells_of_an_input_that_is_not_done(volume_in, tmp_path, caplog):
     _, out = begin(volume_in, tmp_path, "0")
     second = write_job(tmp_path / "second.yaml", job_values(out, tmp_path / "second"))
+    told = f"{out}: 17 of the 18 chunks of its job are not done"
     assert main(["plan", str(second)]) == 0
-    assert f"{out}: 17 of the 18 chunks of its job are not done" in caplog.text
+    assert caplog.text.count(told) == 1
+    caplog.clear()
+    assert main(["run", str(second), "--chunks", "0"]) == 0
+    assert caplog.text.count(told) == 1
+    caplog.clear()
+    assert main(["status", str(second)]) == 0
+    assert told not in caplog.text, "its launch has told it"
 
 
 def test_a_volume_named_with_its_driver_is_read_all_the_same(tmp_path, caplog):
