@@ -263,13 +263,16 @@ def _add_thumbnail(subparsers: Subparsers) -> None:
 
 def thumbnail(options: ThumbnailOptions) -> int:
     """Draw planes of a coarse scale of a volume."""
+    from beam_inference.job.unfinished import warn_if_unfinished
     from beam_inference.pyramid.thumbnail import draw_thumbnail
     from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
 
     check_picture(options.to)
     storage = storage_of_environment(LOCAL)
+    url = url_of(options.volume)
+    warn_if_unfinished(url, storage)
     with replace_file(options.to) as picture:
-        told = draw_thumbnail(url_of(options.volume), storage, picture, options.planes)
+        told = draw_thumbnail(url, storage, picture, options.planes)
     print(f"{options.to}: {told}")
     return COMPLETE
 

@@ -7,7 +7,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -202,24 +202,8 @@ def _tiles(path: str, czi: Any) -> list[_Tile]:
             continue
         if any(each.stored_size != each.size for each in dimensions.values()):
             continue
-        if entry.file_part or not 0 < entry.file_position < size:
-            raise VolumeError(
-                f"{path} lists a tile that is not in it: it was cut off, or is one of several "
-                "files. Copy it again, or save it as one file with ZEN."
-            )
-        if entry.compression not in _COMPRESSIONS:
-            raise VolumeError(
-                f"{path} holds tiles with compression {entry.compression}, which is not known "
-                "here. Save it with another compression in ZEN, or as OME-TIFF with Bio-Formats."
-            )
+        _check_tile(path, entry, dimensions, size)
         positions = {axis: int(each.start) for axis, each in dimensions.items()}
-        if positions.get("C", 0) < 0 or any(
-            each.size != 1 for axis, each in dimensions.items() if axis not in "YX"
-        ):
-            raise VolumeError(
-                f"{path} holds a tile of several planes, or of a channel below 0, which is not "
-                "read here. Save it as OME-TIFF with ZEN or Bio-Formats."
-            )
         tiles.append(_Tile(entry, positions, (dimensions["Y"].size, dimensions["X"].size)))
     if not tiles:
         raise VolumeError(f"{path} holds no image")
@@ -234,6 +218,34 @@ def _tiles(path: str, czi: Any) -> list[_Tile]:
     return tiles
 
 
+def _check_tile(path: str, entry: Any, dimensions: Mapping[str, Any], size: int) -> None:
+    """Check what the list of a file of ``size`` bytes says of a tile.
+
+    Raises:
+        VolumeError: the tile is not in the file, or cannot be read.
+    """
+    if entry.file_part or not 0 < entry.file_position < size:
+        raise VolumeError(
+            f"{path} lists a tile that is not in it: it was cut off, or is one of several "
+            "files. Copy it again, or save it as one file with ZEN."
+        )
+    if entry.compression not in _COMPRESSIONS:
+        raise VolumeError(
+            f"{path} holds tiles with compression {entry.compression}, which is not known "
+            "here. Save it with another compression in ZEN, or as OME-TIFF with Bio-Formats."
+        )
+    if min(each.size for each in dimensions.values()) < 1:
+        raise VolumeError(f"{path} lists a tile of no size: it is damaged. Copy it again.")
+    channel = dimensions.get("C")
+    if (channel is not None and channel.start < 0) or any(
+        each.size != 1 for axis, each in dimensions.items() if axis not in "YX"
+    ):
+        raise VolumeError(
+            f"{path} holds a tile of several planes, or of a channel below 0, which is not "
+            "read here. Save it as OME-TIFF with ZEN or Bio-Formats."
+        )
+
+
 def _check_is_listed(own: Any, listed: Any) -> None:
     """Check that a tile says of itself what the file's list of tiles says of it.
 
@@ -246,6 +258,14 @@ def _check_is_listed(own: Any, listed: Any) -> None:
     )
     if ours != theirs:
         raise ValueError(f"a tile says that it lies at {ours}, and the list of tiles says {theirs}")
+    own_kind, listed_kind = (
+        f"pixels {entry.pixel_type} under compression {entry.compression}"
+        for entry in (own, listed)
+    )
+    if own_kind != listed_kind:
+        raise ValueError(
+            f"a tile says that it holds {own_kind}, and the list of tiles says {listed_kind}"
+        )
 
 
 def _choose(

@@ -20,7 +20,7 @@ from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import Read, SourceInfo, Voxels, header_errors
 from beam_inference.conversion.stored_files import StoredFile, file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
-from beam_inference.foreign_text import clean_line
+from beam_inference.foreign_text import clean_line, describe_error
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.block_memory import check_block_memory
 
@@ -171,8 +171,9 @@ class PlaneSource:
                         raise ValueError(f"it holds {plane.dtype}, and the first {out.dtype}")
                     out[:, z - box.start[0]] = plane
                 except Exception as error:  # libraries raise whatever a value runs into
+                    reason = describe_error(error, with_type=False)
                     raise PermanentReadError(
-                        f"cannot read plane {z} of {self.path}: {error}. The file is damaged, or "
+                        f"cannot read plane {z} of {self.path}: {reason}. The file is damaged, or "
                         "was cut off: copy it again."
                     ) from error
             return out

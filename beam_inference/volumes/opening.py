@@ -214,13 +214,13 @@ def _index_of(scale: int | VoxelSizeNm, stored: StoredVolume, path: str) -> int:
         if scale >= len(sizes):
             whole = f", a single {stored.driver} array," if sizes == [None] else ""
             raise VolumeError(
-                f"{path}{whole} has the scales 0 … {len(sizes) - 1}; input.scale is {scale}"
+                f"{path}{whole} has the scales 0 … {len(sizes) - 1}, and scale {scale} is asked for"
             )
         return scale
     if sizes == [None]:
         raise VolumeError(
             f"{path} is a single {stored.driver} array: it has no scales to choose from, "
-            f"input.scale is {list(scale)}"
+            f"and one of {list(scale)} nm is asked for"
         )
     for index, size in enumerate(sizes):
         if (
@@ -230,9 +230,7 @@ def _index_of(scale: int | VoxelSizeNm, stored: StoredVolume, path: str) -> int:
         ):
             return index
     available = ", ".join(str(list(size)) for size in sizes if size is not None)
-    raise VolumeError(
-        f"{path} has no scale of {list(scale)} nm (z, y, x), only {available}; see input.scale"
-    )
+    raise VolumeError(f"{path} has no scale of {list(scale)} nm (z, y, x), only {available}")
 
 
 def _spec_of_url(path: str) -> Json:

@@ -164,6 +164,27 @@ class TestCzi:
         with pytest.raises(PermanentReadError, match="a tile says that it lies at .*the list of"):
             source.open()(source.info.bounds)
 
+    def test_a_list_that_states_another_compression(self, tmp_path):
+        content = bytearray(LIBCZI.read_bytes())
+        first = czi_entries(content)[0]
+        content[first + 18 : first + 22] = struct.pack("<i", 0 if content[first + 18] else 2)
+        (tmp_path / "a.czi").write_bytes(content)
+        source = describe_czi(str(tmp_path / "a.czi"), None)
+        with pytest.raises(PermanentReadError, match="a tile says that it holds .*compression"):
+            source.open()(source.info.bounds)
+
+    @pytest.mark.parametrize("size", [0, -5])
+    def test_a_tile_of_no_size(self, tmp_path, size):
+        content = bytearray(LIBCZI.read_bytes())
+        first = czi_entries(content)[0]
+        names = [bytes(content[n : n + 4]) for n in range(first + 32, first + 32 + 4 * 20, 20)]
+        place = first + 32 + 20 * names.index(b"X\0\0\0")
+        for field in (8, 16):  # size, and stored size
+            content[place + field : place + field + 4] = struct.pack("<i", size)
+        (tmp_path / "a.czi").write_bytes(content)
+        with pytest.raises(VolumeError, match="lists a tile of no size: it is damaged"):
+            describe_czi(str(tmp_path / "a.czi"), None)
+
     def test_two_positions_along_an_axis(self, tmp_path):
         content = bytearray(LIBCZI.read_bytes())
         first = czi_entries(content)[0]

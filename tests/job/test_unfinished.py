@@ -30,6 +30,9 @@ def test_chunks_that_are_missing_are_told(volume_in, tmp_path, caplog):
     warn_if_unfinished(url, Storage())
     assert "17 of the 18 chunks of its job are not done, and read as zeros" in caplog.text
     caplog.clear()
+    assert main(["thumbnail", url, "--to", str(tmp_path / "planes.png")]) == 0
+    assert "17 of the 18 chunks of its job are not done" in caplog.text
+    caplog.clear()
     assert main(["run", str(job)]) == 0
     warn_if_unfinished(url, Storage())
     assert not caplog.records

@@ -86,7 +86,7 @@ def test_a_scale_by_its_index_or_its_voxel_size(two_scales):
             volume = open_volume(two_scales, scale=wanted)
             assert volume.voxel_size_nm == pytest.approx(size)
             np.testing.assert_array_equal(volume.read(volume.bounds), array)
-    with pytest.raises(VolumeError, match="has the scales 0 … 1; input.scale is 2"):
+    with pytest.raises(VolumeError, match="has the scales 0 … 1, and scale 2 is asked for"):
         open_volume(two_scales, scale=2)
     with pytest.raises(VolumeError, match=r"no scale of \[4.0, 4.0, 4.0\] nm .*only \[40"):
         open_volume(two_scales, scale=(4.0, 4.0, 4.0))

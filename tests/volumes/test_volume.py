@@ -215,7 +215,7 @@ def test_what_is_no_volume(tmp_path, prepare, message):
 
 def test_scales_and_channels_that_are_not_there(tmp_path):
     url = write_volume(tmp_path / "v", ARRAY[0])
-    with pytest.raises(VolumeError, match=r"has the scales 0 … 0; input.scale is 3"):
+    with pytest.raises(VolumeError, match=r"has the scales 0 … 0, and scale 3 is asked for"):
         open_volume(url, scale=3)
     with pytest.raises(VolumeError, match=r"has the channels 0 … 0"):
         open_volume(url, channel=[1])
