@@ -251,6 +251,14 @@ def _notes(page: Any, tiff: Any, image: Any) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _time_notes(series: Any) -> tuple[str, ...]:
+    """A note on an image of several times: many programs write z as time, and some write times."""
+    times = dict(zip(series.axes, series.shape, strict=True)).get("T", 1)
+    if times == 1:
+        return ()
+    return (f"its {times} times (axis T) are read along z: if they are times, it is no volume",)
+
+
 def _is_decoded_to_rgb(page: Any) -> bool:
     """Whether tifffile makes red, green and blue of a page, as of slides' JPEG."""
     return page.photometric == _YCBCR and page.compression in JPEG and not page.extrasamples
@@ -296,7 +304,7 @@ def _source(path: StoredFile, tiff: Any, number: int, scale: int) -> RawSource |
         number_dtype(page.dtype, str(path)),
         None if scale else find_voxel_size(tiff, number),
         FREE if is_contiguous else page_grain(page),
-        _notes(page, tiff, image),
+        _notes(page, tiff, image) + _time_notes(series),
     )
     if is_contiguous:
         dtype = page.dtype.newbyteorder(tiff.byteorder).str

@@ -118,6 +118,17 @@ def test_ome_metadata_that_do_not_say_what_pages_are(tmp_path, instead):
         tiff_source(str(path), None)
 
 
+@pytest.mark.parametrize("kind", [{"imagej": True}, {"ome": True}])
+def test_times_are_read_along_z_with_a_note(tmp_path, kind):
+    voxels = np.arange(5 * 6 * 7, dtype=np.uint16).reshape(5, 6, 7)
+    for axes, notes in (("TYX", ("its 5 times (axis T) are read along z",)), ("ZYX", ())):
+        tifffile.imwrite(tmp_path / "a.tif", voxels, metadata={"axes": axes}, **kind)
+        source = tiff_source(str(tmp_path / "a.tif"), None)
+        np.testing.assert_array_equal(source.open()(source.info.bounds)[0], voxels)
+        told = [note for note in source.info.notes if "times" in note]
+        assert [note.partition(":")[0] for note in told] == list(notes)
+
+
 def write_imagej_apart(path, gap):
     """Pages of an ImageJ file, whose voxels lie a gap apart, before all other headers."""
     size = IMAGE[0].nbytes
