@@ -56,6 +56,7 @@ _SECRET_NAME = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE
 
 # All but tab and newline: of terminals, of the direction of writing, other ends of lines, and
 # halves of characters, which cannot be printed at all.
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -85,10 +86,11 @@ def escape_controls(text: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """The text without credentials and control characters; a clean text stays as it is."""
+    """The text without credentials, colours and control characters; a clean text stays as it is."""
     if len(text) > _LONGEST_TEXT:
         # without its last word: half of a URL does not show that it holds a password
         text = text[:_LONGEST_TEXT].rpartition(" ")[0] + f" {_HIDDEN}"
+    text = _COLOUR.sub("", text)
     # before, because some end a word, and a secret with them; after, because some were encoded
     return escape_controls(remove_credentials(escape_controls(text)))
 

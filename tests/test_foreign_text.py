@@ -133,6 +133,7 @@ def test_errors_of_others_become_one_clean_line():
     assert describe_error(ValueError("a"), with_type=False) == "a"
     assert describe_error(ValueError()) == "ValueError"
     assert describe_error(Unspeakable()) == "Unspeakable"
+    assert describe_error(ValueError("\x1b[96mstep 3/3\x1b[0m")) == "ValueError: step 3/3"
     assert describe_error(ValueError("\x1b[2J")) == r"ValueError: \x1b[2J"
     assert len(describe_error(ValueError("x" * 10**6))) < 600
 

@@ -52,6 +52,7 @@ class _Metadata(ForeignModel):
     description: str = ""
     author: str = ""
     license: str = ""
+    spatial_dims: int | None = None
     in_channels: Annotated[int, Field(gt=0, le=1 << 14)] = 1
     out_channels: Annotated[int, Field(gt=0, le=1 << 14)]
     channels_names: list[str] = Field([])
@@ -116,7 +117,8 @@ class _Model:
 
     def describe(self) -> Recipe:
         metadata = self.metadata
-        is_plane = len(metadata.input_shape) == 2
+        dims = len(metadata.input_shape)
+        is_plane = dims == 2
         grid = _Grid.of(metadata)
         names = ", ".join(map(shorten_text, metadata.channels_names))
         channels = "metadata.json"
@@ -143,6 +145,11 @@ class _Model:
                 "The package does not say how images are normalised: write model.normalize as the "
                 "network was trained. As it is, the network sees stored values.",
                 *([_BY_VOXEL_SIZES] if max(grid.scale) > 1 else ()),
+                *(
+                    [_OTHER_DIMS.format(metadata.spatial_dims, dims)]
+                    if metadata.spatial_dims not in (None, dims)
+                    else ()
+                ),
             ],
             obstacle=grid.obstacle,
             network_file=self.network if self.network.endswith(".onnx") else None,
@@ -167,6 +174,11 @@ def _in_three(values: Sequence[Any], fill: Any) -> tuple[Any, Any, Any]:
 _BY_VOXEL_SIZES = (
     "How much finer the output is, only the voxel sizes in metadata.json tell, and a job believes "
     "them."
+)
+
+_OTHER_DIMS = (
+    "metadata.json says spatial_dims: {}, and its shapes have {} numbers: the network is run as "
+    "its shapes say."
 )
 
 

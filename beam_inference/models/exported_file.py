@@ -99,7 +99,8 @@ def _check_tensors(program: torch.export.ExportedProgram) -> None:
 
 def _unsafe(path: Path, reason: str) -> ModelContractError:
     return ModelContractError(
-        f"the {_KIND} {path} could run any code when loaded, and is refused: {reason}. {ALLOW_HINT}"
+        f"the {_KIND} {path} may run any code, or read what lies in memory, and is refused: "
+        f"{reason}. {ALLOW_HINT}"
     )
 
 

@@ -238,6 +238,10 @@ def _check_operator(target: str, where: str) -> None:
         full_name = f"{library}::{name}" + ("" if overload == "default" else f".{overload}")
         if is_arithmetic(name) and _is_registered(full_name):
             return
+        if _UNCHECKED.fullmatch(name):
+            raise UnsafeProgram(
+                f"{where} is {target!a:.100}, which PyTorch runs without comparing what it is given"
+            )
     elif _SYMBOLIC_OPERATOR.fullmatch(target) or _CONTROL_FLOW.fullmatch(target):
         return
     raise UnsafeProgram(f"{where} is {target!a:.100}, which is not an operator of a network")

@@ -38,6 +38,9 @@ def existing_file(path: str, key: str, *, is_folder: bool = False) -> Path:
     file = Path(path)
     if is_folder and not file.is_dir():
         raise ModelContractError(f"{key}: there is no folder {file}")
+    if not is_folder and file.is_dir():
+        hint = f". A package must not be named {file.suffix}: rename it" if file.suffix else ""
+        raise ModelContractError(f"{key}: {file} is a folder, and a file is expected{hint}")
     if not is_folder and not file.is_file():
         raise ModelContractError(f"{key}: there is no file {file}")
     return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -96,8 +97,9 @@ def predict(
     Args:
         array: shape (Z, Y, X) or (input channels, Z, Y, X), of integers or floats; or a list of
             such arrays.
-        network: a ``torch.nn.Module``; or a function that maps float32 NumPy arrays (N, input
-            channels, Z, Y, X) to such arrays; or a path, as ``model.path`` in a job file.
+        network: a ``torch.nn.Module`` or ``torch.export.ExportedProgram``; or a function that maps
+            float32 NumPy arrays (N, input channels, Z, Y, X) to such arrays; or a path, as
+            ``model.path`` in a job file.
         patch_shape: voxels of a patch, the network's output, ZYX; by default each array is one
             patch.
         patch_overlap: voxels shared by neighbouring patches, ZYX.
@@ -335,6 +337,10 @@ def _copy(network: Any) -> Any:
     """Copy a module, and what it keeps of its last answer, such as weights that were normalised."""
     import torch
 
+    if isinstance(network, torch.export.ExportedProgram):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's about its own classes
+            return deepcopy(network)
     kept = [
         value
         for module in network.modules()

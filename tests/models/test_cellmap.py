@@ -37,6 +37,7 @@ def test_a_finer_output_without_padding(tmp_path):
     assert described.facts["channels of the output"] == "mito, er"
     assert any("does not say how images are normalised" in each for each in described.cautions)
     assert any("only the voxel sizes" in each for each in described.cautions)
+    assert not any("spatial_dims" in each for each in described.cautions)
     assert try_package(str(tmp_path / "p"), None).lowest < 0
 
 
@@ -64,6 +65,7 @@ def test_a_network_of_one_size(tmp_path):
     network = torch.nn.Conv2d(1, 1, 3, padding=1).eval()
     described = recipe(made.make_package(tmp_path / "p", content, network))
     assert described.values["model.dims"] == 2
+    assert any("spatial_dims: 3, and its shapes have 2 numbers" in s for s in described.cautions)
     assert described.values["inference.patch_shape"] == [1, 32, 32]
     assert described.values["inference.patch_overlap"] == [0, 8, 8]
     assert described.voxel_size == pytest.approx((None, 4e-6, 4e-6))
@@ -130,3 +132,21 @@ def test_other_forms_of_the_network(tmp_path):
     assert load_network(Network(path=str(folder), output_channels=2)).kind == "export"
     (folder / "model.pt2").rename(folder / "model.onnx")
     assert recipe(folder).network_file == "model.onnx"
+
+
+def test_an_exported_program_is_tried(tmp_path):
+    content = made.described(
+        input_shape=[20, 20, 20], output_shape=[18, 18, 18], input_voxel_size=[8, 8, 8]
+    )
+    for key in ("inference_input_shape", "inference_output_shape", "output_voxel_size"):
+        del content[key]
+    network = torch.nn.Conv3d(1, 2, 3).eval()
+    folder = made.make_package(tmp_path / "p", content, network)
+    with_script = try_package(str(folder), None)
+    (folder / "model.ts").unlink()
+    program = torch.export.export(network, (torch.zeros(1, 1, 20, 20, 20),))
+    torch.export.save(program, folder / "model.pt2")
+    exported = try_package(str(folder), None)
+    assert exported.is_passed
+    assert exported.lowest == pytest.approx(with_script.lowest, rel=1e-5)
+    assert exported.highest == pytest.approx(with_script.highest, rel=1e-5)

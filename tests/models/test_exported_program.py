@@ -208,6 +208,12 @@ def test_programs_that_could_run_code_are_refused(program, at, what):
         check_program(json.dumps(put(program, at, what)).encode())
 
 
+def test_an_operator_that_believes_its_arguments_is_called_so(program):
+    changed = put(program, f"{NODE}.target", "torch.ops.aten.lstm.input")
+    with pytest.raises(UnsafeProgram, match="which PyTorch runs without comparing what it is giv"):
+        check_program(json.dumps(changed).encode())
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"\xff", b"{" * 10**5, b"[" * 10**5, b'{"a": ' + b"1" * 5000 + b"}"]
 )

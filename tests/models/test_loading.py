@@ -483,6 +483,13 @@ def test_models_that_cannot_be_loaded(model, message):
         predict(model)
 
 
+@pytest.mark.parametrize("name", ["net.ts", "net.pt2"])
+def test_a_folder_with_the_name_of_a_file(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ModelContractError, match=f"{name} is a folder.* must not be named "):
+        predict({"path": str(tmp_path / name)})
+
+
 def test_a_module_beside_a_factory_that_python_does_not_look_for(tmp_path):
     (tmp_path / "network.py").write_text("import layers_of_nobody\ndef network(): ...\n")
     (tmp_path / "layers_of_nobody.py").write_text("")
