@@ -18,7 +18,7 @@ from beam_inference.conversion.options import (
 from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import Source, Voxels
 from beam_inference.conversion.targets import FILE_FORMATS, check_file_can_hold, fill_file
-from beam_inference.errors import ConfigError, StateError, VolumeError
+from beam_inference.errors import ConfigError, PermanentReadError, StateError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
@@ -33,6 +33,7 @@ class FileConversion:
 
     Attributes:
         source: the volume to read.
+        source_path: its path, for messages.
         path: absolute path of the target.
         format: a key of :data:`~beam_inference.conversion.targets.FILE_FORMATS`.
         spec: the volume that the file is to hold.
@@ -42,6 +43,7 @@ class FileConversion:
     """
 
     source: Source
+    source_path: str
     path: str
     format: str
     spec: FileSpec
@@ -65,7 +67,10 @@ class FileConversion:
         done = 0
 
         def read_for_target(box: BoundingBox) -> Voxels:
-            return read(box.translate(to_source))
+            try:
+                return read(box.translate(to_source))
+            except OSError as error:  # or the target would be blamed
+                raise PermanentReadError(f"cannot read {self.source_path}: {error}") from None
 
         with fill_file(self.path, self.format, self.spec, self.dataset) as target:
             _check_absent(Path(self.path), overwrite=self.overwrite)  # since it was planned
@@ -133,7 +138,7 @@ def plan_file_conversion(
     if format == "hdf5" and Path(path).exists():
         _check_no_other_datasets(path, dataset or DEFAULT_DATASET)
     return FileConversion(
-        source, path, format, spec, dataset, options.window_bytes, options.overwrite
+        source, source_path, path, format, spec, dataset, options.window_bytes, options.overwrite
     )
 
 

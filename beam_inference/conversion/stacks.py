@@ -143,7 +143,11 @@ class SliceStack:
     def _read_slice(self, path: str, number: int, window: BoundingBox) -> Voxels:
         read = _format_of(path).read
         (file,) = find_files([path], self.storage)
-        if mark_content(file) != self.marks[MARK_BYTES * number :][:MARK_BYTES]:
+        try:
+            mark = mark_content(file)
+        except OSError as error:
+            raise PermanentReadError(f"cannot read {path}: {error.strerror}") from None
+        if mark != self.marks[MARK_BYTES * number :][:MARK_BYTES]:
             raise WorkerFault(
                 f"{path} was changed since the launch read its header: its slice would be of "
                 "another volume. Give the command again, with --overwrite"

@@ -268,6 +268,15 @@ def test_nothing_there(tmp_path):
         source_of(f"{tmp_path}/*.png")
 
 
+def test_a_slice_that_is_removed_while_others_are_read(tmp_path):
+    folder = save_slices(tmp_path / "s", random_array("uint8", (5, 20, 30)))
+    source = source_of(folder)
+    read = source.open()
+    (folder / "s4.png").unlink()
+    with pytest.raises(PermanentReadError, match="cannot read .*s4.png: No such file"):
+        read(source.info.bounds)
+
+
 def test_slices_that_change_after_the_launch(tmp_path):
     folder = save_slices(tmp_path / "s", random_array("uint8", (5, 20, 30)))
     source = source_of(folder)

@@ -1,6 +1,7 @@
 """Files as targets: exact round trips, what other libraries read, and what is refused."""
 
 import tracemalloc
+from dataclasses import dataclass, replace
 
 import h5py
 import numpy as np
@@ -11,13 +12,14 @@ from source_volumes import assert_holds, random_array, source_of
 from beam_inference.conversion.convert import plan_conversion
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.options import ConversionOptions
+from beam_inference.conversion.protocol import SourceInfo
 from beam_inference.conversion.targets import (
     FILE_FORMATS,
     check_file_can_hold,
     fill_file,
     format_of,
 )
-from beam_inference.errors import ConfigError, StateError, VolumeError
+from beam_inference.errors import ConfigError, PermanentReadError, StateError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 
@@ -223,3 +225,26 @@ def test_a_file_that_another_process_has_written_since_is_not_replaced(tmp_path)
     with pytest.raises(StateError, match="exists: choose another name"):
         plan.run()
     assert (tmp_path / "a.npy").read_bytes() == b"of the other one"
+
+
+@dataclass(frozen=True)
+class GoneSource:
+    """A source of which a file is gone when it is read."""
+
+    info: SourceInfo
+
+    def open(self):
+        def read(box):
+            raise FileNotFoundError(2, "No such file or directory", "s7.tif")
+
+        return read
+
+
+def test_a_source_that_is_gone_is_not_blamed_on_the_target(tmp_path):
+    write_volume(tmp_path / "in", random_array("uint8", (1, 9, 20, 31)))
+    options = ConversionOptions(drop=("offset", "voxel-size"))
+    plan = plan_conversion(str(tmp_path / "in"), str(tmp_path / "a.npy"), options)
+    gone = replace(plan, source=GoneSource(plan.source.info))
+    with pytest.raises(PermanentReadError, match=r"cannot read .*in: .*No such file.*s7\.tif"):
+        gone.run()
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
