@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from beam_inference.engines.stable_norms import replace_norms
+from beam_inference.engines.torch_device import without_autocast
 from beam_inference.errors import EngineError
 from beam_inference.foreign_text import shorten_text
 
@@ -33,7 +34,9 @@ _CONVERSION_LOCK = threading.RLock()
 
 def export_network(source: Any, shape: tuple[int, ...]) -> torch.export.ExportedProgram:
     """The network as a graph; it is not run for that, as tracing would, several times."""
-    return replace_norms(torch.export.export(source, (torch.zeros(shape),)))
+    return replace_norms(
+        torch.export.export(source, (torch.zeros(shape, dtype=torch.float32, device="cpu"),))
+    )
 
 
 @contextmanager
@@ -55,6 +58,7 @@ def quiet_conversion(engine: str) -> Iterator[None]:
             warnings.catch_warnings(),
             redirect_stdout(io.StringIO()),
             redirect_stderr(io.StringIO()),
+            without_autocast(),
         ):
             warnings.simplefilter("ignore")
             for logger in loggers:

@@ -304,13 +304,14 @@ def _convert(source: Any, shape: tuple[int, ...]) -> Model:
     from beam_inference.engines.openvino_norms import replace_long_sums
     from beam_inference.engines.torch_heads import JoinedHeads
 
+    example = torch.zeros(shape, dtype=torch.float32, device="cpu")
     if isinstance(source, JoinedHeads) and source.is_scripted:
         source = torch.jit.trace(  # type: ignore[no-untyped-call]
-            source, torch.zeros(shape), check_trace=False
+            source, example, check_trace=False
         )
     is_script = isinstance(source, torch.jit.ScriptModule)
     graph = source if is_script else export_network(source, shape)
-    network = openvino.convert_model(graph, example_input=torch.zeros(shape))
+    network = openvino.convert_model(graph, example_input=example)
     network.reshape(list(shape))
     return replace_long_sums(network)
 

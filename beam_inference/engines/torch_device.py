@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -15,6 +15,16 @@ from beam_inference.engines.device_errors import device_errors, empty_cache
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.transfers import Downloads, Uploads
 from beam_inference.errors import DeviceOutOfMemory
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Leave the autocast that the calling thread may be in: a job's precision is its own."""
+    with ExitStack() as stack:
+        for kind in TRAITS:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 class TorchDevice:
@@ -65,7 +75,7 @@ class TorchDevice:
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = self._precision == "tf32"
         torch.set_float32_matmul_precision("high" if self._precision == "tf32" else "highest")
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast():
             yield
 
     def upload(self, array: AnyArray) -> torch.Tensor:

@@ -145,6 +145,7 @@ def predict(
         EngineError: the engine cannot run the network.
         NonFiniteError: the result has NaN or infinite values.
         DeviceOutOfMemory: one patch at a time is still too much.
+        Exception: what the network itself raises passes as it is.
     """
     user_network = None if isinstance(network, str) else as_network(network)
     is_function = user_network is not None and user_network.kind == "function"
@@ -276,10 +277,11 @@ def _with_channels(array: AnyArray) -> AnyArray:
             "array.filled(…), the value that masked voxels are to have"
         )
     array = np.asarray(array)
-    if array.ndim not in (3, 4) or array.size == 0 or array.dtype.kind not in "iuf":
+    is_number = array.dtype.kind in "iuf" and array.dtype.itemsize <= 8
+    if array.ndim not in (3, 4) or array.size == 0 or not is_number:
         raise ConfigError(
-            "expected an array (Z, Y, X) or (C, Z, Y, X) of integers or floats; found one of shape "
-            f"{list(array.shape)} and dtype {array.dtype}"
+            "expected an array (Z, Y, X) or (C, Z, Y, X) of integers or floats of up to 64 bits; "
+            f"found one of shape {list(array.shape)} and dtype {array.dtype}"
         )
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return array if array.ndim == 4 else array[None]

@@ -193,6 +193,7 @@ OF_OBJECT = {"standard": {"mean": 1, "std": 2, "of": "object"}}
     [
         (np.zeros((3, 3)), Position(), {}, ConfigError, r"found one of shape \[3, 3\]"),
         (np.zeros((3, 3, 3), complex), Position(), {}, ConfigError, "dtype complex128"),
+        (np.zeros((3, 3, 3), np.longdouble), Position(), {}, ConfigError, "up to 64 bits"),
         (np.zeros((0, 3, 3)), Position(), {}, ConfigError, r"shape \[0, 3, 3\]"),
         ((IMAGE, IMAGE), Position(), {}, ConfigError, r"found a tuple of 2: give list"),
         (np.ma.masked_equal(IMAGE, 0), Position(), {}, ConfigError, "found one with a mask"),
@@ -249,6 +250,26 @@ def test_an_exported_program():
     found = predict(IMAGE, program, **keys)
     np.testing.assert_allclose(found, predict(IMAGE, network, **keys), rtol=1e-5, atol=1e-4)
     assert all(torch.equal(program.state_dict[key], tensor) for key, tensor in before.items())
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino", "onnxruntime"])
+@pytest.mark.parametrize("form", ["module", "pt2"])
+def test_autocast_of_the_caller_changes_nothing(tmp_path, monkeypatch, engine, form):
+    """Networks that were converted within it were wrong, and kept for those without."""
+    pytest.importorskip("torch" if engine == "torch" else engine)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv3d(16, 2, 1)).eval()
+    if form == "pt2":
+        program = torch.export.export(network, (torch.zeros(2, 1, 8, 16, 16),))
+        torch.export.save(program, tmp_path / "n.pt2")
+    given = network if form == "module" else str(tmp_path / "n.pt2")
+    keys = {**SETTINGS, "output_channels": 2, "normalize": "unit", "device": "cpu", "threads": 1}
+    expected = predict(IMAGE, network, **keys, engine="torch")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = predict(IMAGE, given, **keys, engine=engine)
+    np.testing.assert_allclose(within, expected, atol=1e-5)
+    np.testing.assert_array_equal(predict(IMAGE, given, **keys, engine=engine), within)
 
 
 class ToBeSent(nn.Identity):
