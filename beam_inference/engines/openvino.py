@@ -107,10 +107,10 @@ def openvino_forward(
         core = _open_core()
         if quantized is None:
             network = _read_network(core, source, shape, weights, keep)
-            if isinstance(source, Path):
-                network = _take_and_give_floats(network, source)
         else:
             network = _read_quantized(core, quantized, shape)
+        name = source if isinstance(source, Path) else "the network"
+        network = _take_and_give_floats(network, name)
         settings = {
             "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": False,
@@ -231,8 +231,8 @@ def _read_quantized(core: Core, quantized: bytes, shape: tuple[int, ...]) -> Mod
     return network
 
 
-def _take_and_give_floats(network: Model, path: Path) -> Model:
-    """Refuse a network of a file that takes no floats; have it give what NumPy can tell.
+def _take_and_give_floats(network: Model, name: Path | str) -> Model:
+    """Refuse a network that takes no floats; have it give what NumPy can tell.
 
     OpenVINO cuts values off where a network takes integers, and NumPy has no bfloat16.
 
@@ -245,7 +245,7 @@ def _take_and_give_floats(network: Model, path: Path) -> Model:
     others = sorted(taken - {"f16", "f32", "f64"})
     if others:
         raise EngineError(
-            f"{path} takes values of type {others[0]}, and is given normalised ones, of float32: "
+            f"{name} takes values of type {others[0]}, and is given normalised ones, of float32: "
             "they would be cut off. Export the network for float32, with what makes its integers "
             "of them inside."
         )

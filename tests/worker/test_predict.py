@@ -272,6 +272,32 @@ def test_autocast_of_the_caller_changes_nothing(tmp_path, monkeypatch, engine, f
     np.testing.assert_array_equal(predict(IMAGE, given, **keys, engine=engine), within)
 
 
+class HalfAnswer(nn.Module):
+    """A convolution that answers in a shorter type of float, also by autocast of its own."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv3d(1, 1, 3, padding=1)
+        self.how = how
+
+    def forward(self, batch):
+        if self.how == "autocast":
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.convolution(batch)
+        return self.convolution(batch).to(self.how)
+
+
+@pytest.mark.parametrize("how", [torch.bfloat16, torch.float16, torch.float64, "autocast"])
+def test_openvino_gives_what_a_network_of_another_dtype_answers(how):
+    pytest.importorskip("openvino")
+    keys = {**SETTINGS, "normalize": "unit", "device": "cpu", "threads": 1}
+    network = HalfAnswer(how).eval()
+    expected = predict(IMAGE, network, **keys)
+    found = predict(IMAGE, network, **keys, engine="openvino")
+    np.testing.assert_allclose(found, expected, atol=0.02)
+
+
 class ToBeSent(nn.Identity):
     """A network whose class says where it is defined."""
 
