@@ -75,6 +75,8 @@ _BLACK_IS_ZERO = 1
 _RGB = 2
 _YCBCR = 6
 _CHANNEL_AXES = "CS"
+_SLIDE = "Baseline"
+"""What tifffile calls the slide itself, beside its label and thumbnail."""
 
 _LOSSES = (
     "shaped series",
@@ -121,7 +123,7 @@ def tiff_source(path: StoredFile, series: str | None, scale: int = 0) -> RawSour
     Args:
         path: the file.
         series: number or name of one of several images in it; None if there is one alone, or one
-            with coarser scales, such as a whole slide beside its label and thumbnail.
+            with coarser scales or of Aperio's, such as a slide beside its label and thumbnail.
         scale: number of the image's scale.
 
     Raises:
@@ -219,6 +221,8 @@ def _series_number(path: StoredFile, tiff: Any, series: str | None) -> int:
         meant = list(range(len(images)))
         if len(images) > 1:
             meant = [number for number in meant if len(images[number].levels) > 1]
+        if not meant and tiff.is_svs:  # a small slide has one scale
+            meant = [number for number, image in enumerate(images) if image.name == _SLIDE]
     elif series.isdecimal():
         meant = [int(series)] if int(series) < len(images) else []
     else:

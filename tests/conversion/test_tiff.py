@@ -129,6 +129,21 @@ def test_times_are_read_along_z_with_a_note(tmp_path, kind):
         assert [note.partition(":")[0] for note in told] == list(notes)
 
 
+def test_a_slide_of_one_scale_is_chosen_among_its_pictures(tmp_path):
+    slide = np.random.default_rng(0).integers(0, 256, (512, 768, 3), np.uint8)
+    program = "Aperio Image Library v11.2.1\r\n"
+    size = "768x512 [0,0 768x512] (240x240) JPEG/RGB Q=70"
+    with tifffile.TiffWriter(tmp_path / "a.svs") as tiff:
+        keys = {"photometric": "rgb", "metadata": None}
+        tiff.write(slide, tile=(240, 240), description=f"{program}{size}|MPP = 0.499", **keys)
+        thumbnail = f"{program}{size} -> 192x128 - |MPP = 0.499"
+        tiff.write(slide[::4, ::4].copy(), description=thumbnail, **keys)
+        label = f"{program}label 387x463"
+        tiff.write(slide[:400, :387].copy(), subfiletype=1, description=label, **keys)
+    source = tiff_source(str(tmp_path / "a.svs"), None)
+    np.testing.assert_array_equal(source.open()(source.info.bounds)[:, 0], slide.transpose(2, 0, 1))
+
+
 def write_imagej_apart(path, gap):
     """Pages of an ImageJ file, whose voxels lie a gap apart, before all other headers."""
     size = IMAGE[0].nbytes
