@@ -23,6 +23,7 @@ _TALKERS = (
     "torch._dynamo",
     "torch._inductor",
     "torch._subclasses",
+    "torch.fx.experimental.symbolic_shapes",
     "onnxscript",
     "openvino",
     "nncf",

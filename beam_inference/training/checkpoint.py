@@ -67,6 +67,7 @@ def read_checkpoint(path: Path, config: TrainingConfig, source: str) -> Json | N
         before = dict(state["config"])
         _check_dense(state)
         _check_same(config.model_dump(mode="json"), before, path)
+        _check_not_beyond(state["step"], before["steps"], config.steps, path)
         _check_source(source, state.get("source"), path)
     except StateError:
         raise
@@ -296,6 +297,15 @@ def _check_source(now: str, before: object, path: Path) -> None:
         raise StateError(
             f"{path} is of a training whose network.path was another file, or had another content: "
             "going on would mix two networks. Put the former file back, or choose another output."
+        )
+
+
+def _check_not_beyond(step: object, before: object, steps: int, path: Path) -> None:
+    """Refuse a checkpoint of more steps than are wanted now, if its training was to have them."""
+    if type(step) is int and type(before) is int and steps < step <= before:
+        raise StateError(
+            f"{path} is of a training that has done {step} steps, and steps is {steps} now: write "
+            f"steps: {step} or more, or choose another output."
         )
 
 

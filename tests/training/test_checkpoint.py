@@ -224,3 +224,8 @@ def test_moments_that_share_their_memory_are_parted(forge):
         moments["exp_avg_sq"] = moments["exp_avg"]
 
     assert forge(change, steps=3).steps_done == 1
+
+
+def test_fewer_steps_than_are_done(forge):
+    with pytest.raises(StateError, match="has done 2 steps, and steps is 1 now: write steps: 2 or"):
+        forge(lambda state: None, steps=1)

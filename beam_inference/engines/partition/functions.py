@@ -156,7 +156,7 @@ def _mean(
     if axes == {1} and keepdim:
         return input.with_values(torch.mean(input.values, 1, keepdim=True, dtype=dtype))
     if axes != set(SPATIAL) or dtype is not None:
-        raise ModelContractError("a mean over part of the axes")
+        raise ModelContractError("a mean over other axes than z, y and x")
     whole = mean(input)
     return whole if keepdim else whole[..., 0, 0, 0]
 
