@@ -85,12 +85,16 @@ def escape_controls(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def remove_colours(text: str) -> str:
+    """The text without the colours that a library gives its own words."""
+    return _COLOUR.sub("", text)
+
+
 def clean_text(text: str) -> str:
-    """The text without credentials, colours and control characters; a clean text stays as it is."""
+    """The text without credentials and control characters; a clean text stays as it is."""
     if len(text) > _LONGEST_TEXT:
         # without its last word: half of a URL does not show that it holds a password
         text = text[:_LONGEST_TEXT].rpartition(" ")[0] + f" {_HIDDEN}"
-    text = _COLOUR.sub("", text)
     # before, because some end a word, and a secret with them; after, because some were encoded
     return escape_controls(remove_credentials(escape_controls(text)))
 

@@ -15,7 +15,7 @@ import torch
 from beam_inference.engines.stable_norms import replace_norms
 from beam_inference.engines.torch_device import without_autocast
 from beam_inference.errors import EngineError
-from beam_inference.foreign_text import shorten_text
+from beam_inference.foreign_text import remove_colours, shorten_text
 
 _TALKERS = (
     "torch.onnx",
@@ -75,7 +75,7 @@ def quiet_conversion(engine: str) -> Iterator[None]:
     except EngineError as error:
         raise EngineError(f"inference.engine: {engine}: {error}") from None
     except Exception as error:
-        reason = shorten_text(" ".join(str(error).split())) or type(error).__name__
+        reason = shorten_text(" ".join(remove_colours(str(error)).split())) or type(error).__name__
         raise EngineError(
             f"inference.engine: {engine} cannot take this network: {reason}. Write engine: "
             "torch, if the network is PyTorch's."
