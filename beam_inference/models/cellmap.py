@@ -6,7 +6,6 @@ sizes are in nanometres.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -206,11 +205,6 @@ class _Grid:
         coarse = metadata.input_voxel_size
         fine = metadata.output_voxel_size or coarse
         ratios = [a / b for a, b in zip(coarse, fine, strict=False)]
-        if not all(map(math.isfinite, ratios)):
-            raise ModelContractError(
-                f"voxels of {list(coarse)} nm go in, and come out as {list(fine)} nm: no network's "
-                "output is so much finer. Mend the voxel sizes in metadata.json"
-            )
         pairs = zip(given, metadata.input_shape, answered, metadata.output_shape, strict=True)
         growths = [(a - b, c - d) for a, b, c, d in pairs]
         return cls(

@@ -29,8 +29,8 @@ _LARGEST_TEXT = 1 << 24
 
 _LARGEST_ARRAY = 1 << 30
 
-Length = Annotated[FiniteFloat, Field(gt=0)]
-"""Of a voxel's edge, in whatever unit."""
+Length = Annotated[FiniteFloat, Field(ge=1e-15, le=1e15)]
+"""Of a voxel's edge, in whatever unit: one that is finite in any other, too."""
 
 
 class ForeignModel(BaseModel):

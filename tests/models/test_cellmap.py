@@ -95,9 +95,10 @@ def test_what_no_job_does_is_told(changes, obstacle, tmp_path):
         ({"input_shape": "large"}, "is not as CellMap writes it: input_shape"),
         ({"input_shape": [8, 8]}, "have other numbers of axes"),
         ({"input_voxel_size": [8, 8, -1]}, "input_voxel_size"),
+        ({"input_voxel_size": [8, 8, 1e303]}, "input_voxel_size.2: Input should be less than"),
         (
             {"input_voxel_size": [16, 16, 16], "output_voxel_size": [1e-320, 16, 16]},
-            "is so much finer",
+            "is not as CellMap writes it: output_voxel_size.0",
         ),
     ],
 )

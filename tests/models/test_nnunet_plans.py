@@ -110,6 +110,16 @@ def test_configurations_that_inherit_from_each_other_are_refused(tmp_path):
         select_configuration(plans, "a", tmp_path / "plans.json")
 
 
+@pytest.mark.parametrize("size", [1e303, 1e-320, -1.0, float("nan")])
+def test_voxels_of_no_size(tmp_path, size):
+    content = made.plans(
+        configurations={"3d_fullres": made.configuration(spacing=[size, 1.0, 1.0])}
+    )
+    plans = read_plans(write(tmp_path, "plans.json", content))
+    with pytest.raises(ModelContractError, match="plans.json is not as nnU-Net writes it: .*spaci"):
+        select_configuration(plans, "3d_fullres", tmp_path / "plans.json")
+
+
 def test_a_configuration_that_is_not_there(tmp_path):
     plans = read_plans(write(tmp_path, "plans.json", made.plans()))
     with pytest.raises(ModelContractError, match="has no configuration 2d; it has 3d_fullres"):
