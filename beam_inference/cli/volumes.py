@@ -22,7 +22,7 @@ from beam_inference.cli.command import (
     set_action,
 )
 from beam_inference.cli.terminal import print_to_stderr
-from beam_inference.config.fields import Json
+from beam_inference.config.fields import Json, describe_fault
 from beam_inference.errors import COMPLETE, ConfigError
 from beam_inference.foreign_text import clean_text
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
@@ -432,7 +432,7 @@ class LevelsOptions(PipelineOptions):
         try:
             return Mask(path=self.mask, **given)
         except ValidationError as error:
-            raise ConfigError(f"--mask: {error.errors()[0]['msg']}") from None
+            raise ConfigError(f"--mask: {describe_fault(error)}") from None
 
 
 def _add_levels(subparsers: Subparsers) -> None:

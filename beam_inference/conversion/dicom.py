@@ -43,6 +43,7 @@ from beam_inference.conversion.stored_files import (
 )
 from beam_inference.environment import filter_logs
 from beam_inference.errors import BeamInferenceError, PermanentReadError, VolumeError, WorkerFault
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.volumes.block_memory import check_block_memory
@@ -174,7 +175,7 @@ class DicomSeries:
         except BeamInferenceError:
             raise
         except Exception as error:  # pydicom raises whatever a value runs into
-            reason = " ".join(str(error).split())
+            reason = describe_error(error, with_type=False)
             raise PermanentReadError(f"cannot read {file}: {reason}") from error
         return plane
 

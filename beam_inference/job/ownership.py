@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import tensorstore as ts
 from pydantic import ValidationError
 
-from beam_inference.config.fields import Frozen, SafeLine
+from beam_inference.config.fields import Frozen, SafeLine, describe_fault
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -270,7 +270,7 @@ class _OwnersFile:
             return _Owners.model_validate_json(text).owners
         except ValidationError as error:
             raise StateError(
-                f"{self.url} cannot be understood ({error.errors()[0]['msg']}): it is damaged, so "
+                f"{self.url} cannot be understood ({describe_fault(error)}): it is damaged, so "
                 "that nobody knows which jobs write this output. Remove that file if no other job "
                 "does."
             ) from None

@@ -57,7 +57,7 @@ import tensorstore as ts
 from pydantic import ValidationError
 
 from beam_inference.config.cohort import shared_state_url
-from beam_inference.config.fields import Frozen
+from beam_inference.config.fields import Frozen, describe_fault
 from beam_inference.config.job import JobConfig
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
@@ -189,7 +189,7 @@ class State:
         except StateError as error:
             fault = str(error)
         except ValidationError as error:
-            fault = f"{error.error_count()} faults, the first: {error.errors()[0]['msg']}"
+            fault = f"{error.error_count()} faults, the first: {describe_fault(error)}"
         raise StateError(
             f"{self.url}/job.json cannot be understood ({fault}): it is damaged or from another "
             "version. Remove the state folder (with --overwrite) to start again."
@@ -622,7 +622,7 @@ class State:
                 try:
                     entry = kind.model_validate_json(stored.text)
                 except ValidationError as error:
-                    cause = error.errors()[0]["msg"]
+                    cause = describe_fault(error)
             if entry is None:
                 yield DamagedRecord(
                     stored.chunk,

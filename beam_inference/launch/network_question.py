@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from beam_inference.config.devices import DefiniteDevice
 from beam_inference.config.engines import DefiniteEngineName
-from beam_inference.config.fields import Frozen, SafeText
+from beam_inference.config.fields import Frozen, SafeText, describe_fault
 from beam_inference.config.job import JobConfig
 from beam_inference.environment import available_memory
 from beam_inference.errors import (
@@ -276,5 +276,5 @@ def read_answer(state: State, launch: str) -> WorkerChoice | WorkerRefusal | Non
     except ValidationError as error:
         raise StateError(
             f"{state.url}/launches/{launch}.answer cannot be understood "
-            f"({error.errors()[0]['msg']}): it is damaged, or the worker has another version"
+            f"({describe_fault(error)}): it is damaged, or the worker has another version"
         ) from None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.fields import LEAST_NUMBER, Frozen, Point, SafeText
+from beam_inference.config.fields import LEAST_NUMBER, Frozen, Point, SafeText, describe_fault
 from beam_inference.config.normalize import (
     Affine,
     Contrast,
@@ -201,7 +201,7 @@ def load_levels(url: str, storage: Storage, key: str = "model.normalize.levels")
     except ValidationError as error:
         raise ConfigError(
             f"{key}: {url} is not a file that beam-inference levels has written: "
-            f"{error.errors()[0]['msg']}"
+            f"{describe_fault(error)}"
         ) from None
 
 

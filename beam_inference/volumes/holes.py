@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
-from beam_inference.config.fields import Frozen, Point, Shape
+from beam_inference.config.fields import Frozen, Point, Shape, describe_fault
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, PermanentReadError, StalledReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -249,7 +249,7 @@ def open_holes(url: str, sha256: str, storage: Storage) -> Holes:
     except ValidationError as error:
         raise ConfigError(
             f"model.normalize: {place} is not a file that beam-inference levels has written: "
-            f"{error.errors()[0]['msg']}"
+            f"{describe_fault(error)}"
         ) from None
     return Holes(url, storage, index)
 
