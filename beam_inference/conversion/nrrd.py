@@ -87,6 +87,11 @@ def _read(path: StoredFile) -> RawSource:
         )
     dtype = nrrd.reader._determine_datatype(header)
     sizes = [int(n) for n in header["sizes"]]
+    if header.get("dimension") != len(sizes):
+        raise VolumeError(
+            f"{path} states {len(sizes)} sizes, and {header.get('dimension', 'no')} as its "
+            "dimension: its header is damaged. Copy or save it again."
+        )
     check_shape(str(path), sizes)
     encoding = str(header["encoding"]).lower()
     dtype_name = number_dtype(dtype, str(path))

@@ -174,13 +174,15 @@ def load_reference(
 ) -> Predictor | None:
     """Load the same network in PyTorch, in float32, undivided, to compare what the job runs with.
 
-    A network that PyTorch cannot run is loaded in another engine that can, if there is one, or, in
-    precision int8, in its own engine, in float32. In an ensemble, each is loaded by these rules.
+    A network that PyTorch cannot run is loaded in the engine that reads its file as it is meant, if
+    that is installed, or, in precision int8, in its own engine, in float32. In an ensemble, each is
+    loaded by these rules.
 
     Returns:
         None where the job asks for just that, or where there is nothing else to compare with.
 
     Raises:
+        EngineError: that engine cannot run it, so that nobody would see a wrong answer.
         UserError: as :func:`load_predictor`.
     """
     plain = inference.model_copy(
@@ -204,8 +206,11 @@ def load_reference(
     except EngineError as error:
         if not others:
             raise
-        logger.warning("%s is compared with nothing: %s", inference.engine, error)
-        return None
+        raise EngineError(
+            f"what {inference.engine} answers cannot be compared: {error} A network that only "
+            f"{inference.engine} runs is not run: nobody would see where it answers otherwise than "
+            "the file means. Export it with other operations."
+        ) from None
     # of several, the one that is less exact
     engine = {"engine": min(others)} if others else {}
     return replace(reference, description={**reference.description, **engine})

@@ -38,6 +38,7 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = request.threads
         options.inter_op_num_threads = 1
+        options.log_severity_level = _FATAL  # what fails is raised, too
         # its threads share cores with others
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         network = (
@@ -91,7 +92,7 @@ def _check_given(types: Sequence[str], request: LoadRequest) -> None:
     if "tensor(bfloat16)" in types:
         raise EngineError(
             f"{request.model.path} answers in bfloat16, which ONNX Runtime gives to nobody. Export "
-            "the network with a cast to float32 at its end, or write engine: openvino."
+            "the network with a cast to float32 at its end."
         )
 
 
@@ -116,6 +117,8 @@ def _as_onnx(source: Any, shape: tuple[int, ...]) -> bytes:
     content: bytes = program.model_proto.SerializeToString()
     return content
 
+
+_FATAL = 4
 
 ENGINE = Engine(
     name="onnxruntime",

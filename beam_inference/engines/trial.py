@@ -227,6 +227,11 @@ def _advice(reason: str) -> str:
             "The network makes a tensor on the CPU: make it on the input's device, as by "
             "torch.zeros(…, device=batch.device), or register it as a buffer."
         )
+    if "[ONNXRuntimeError]" in reason:
+        return (
+            "Check model.input_channels, inference.batch_size and inference.patch_shape. If these "
+            "are the file's, ONNX Runtime lacks an operation: export the network with others."
+        )
     return (
         "Check model.input_channels, model.dims (of 2, also model.sections) and "
         "inference.patch_shape."
@@ -528,9 +533,10 @@ def _answers_of_both(
         raise EngineError(
             f"{_name_of_reference(reference.description['engine'])}, with which "
             f"{predictor.description['engine']} is compared, cannot run the network on {shape} "
-            f"(batch, channels, z, y, x): {_last_line(_reason_of(error))}. A file that was "
-            "exported for one shape runs with no other: write inference.patch_shape and batch_size "
-            "as they are there, or export it for any"
+            f"(batch, channels, z, y, x): {_last_line(_reason_of(error))}. If the file was "
+            "exported for one shape, write inference.patch_shape and batch_size as they are there, "
+            "or export it for any; if it is an operation that is missing, export it with others: "
+            "nobody would see a wrong answer"
         ) from error
 
 

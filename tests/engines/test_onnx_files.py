@@ -172,23 +172,50 @@ def test_openvino_is_compared_with_onnxruntime(tmp_path):
     assert engines_to_try(job.model, job.inference.model_copy(update={"engine": "auto"})) == ENGINES
 
 
-def test_a_network_that_onnxruntime_cannot_run_is_compared_with_nothing(tmp_path, caplog):
+def test_a_network_that_onnxruntime_cannot_load_is_not_run_by_openvino(tmp_path):
     bfloat16 = onnx.TensorProto.BFLOAT16
     cast = node("Cast", ["x"], "y", to=bfloat16)
     model = save(tmp_path / "a.onnx", [cast], given=bfloat16)
     job = job_config(model, engine="openvino", patch_shape=SHAPE[2:])
-    assert load_reference(job.model, job.inference) is None
-    assert "openvino is compared with nothing" in caplog.text
+    with pytest.raises(EngineError, match="what openvino answers cannot be compared"):
+        load_reference(job.model, job.inference)
+
+
+def dilated(path):
+    """A network that ONNX Runtime loads, and fails to run: it pads no dilated convolution.
+
+    OpenVINO (2026.4.1) runs it, and answers otherwise than the format means.
+    """
+    convolution = node("Conv", ["x", "w"], "y", auto_pad="SAME_UPPER", dilations=[2, 1, 2])
+    return save(path, [convolution], {"w": np.full((1, 1, 3, 3, 3), 1 / 27, np.float32)})
+
+
+def run_file(folder, model, engine):
+    """Run a job of random values; return them, and the exit code."""
+    image = np.random.default_rng(0).random((16, 16, 16), np.float32)
+    write_volume(folder / "in", image)
+    values = job_values(folder / "in", folder / "out", model=model)
+    inference = {"patch_shape": [8, 8, 8], "patch_overlap": [0, 0, 0], "chunk_shape": [16, 16, 16]}
+    values["inference"] |= {**inference, "engine": engine}
+    values["output"]["block_shape"] = [16, 16, 16]
+    return image, main(["run", str(write_job(folder / "job.yaml", values))])
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_what_onnxruntime_cannot_run_is_run_by_nobody(tmp_path, capfd, engine):
+    _, exit_code = run_file(tmp_path, dilated(tmp_path / "a.onnx"), engine)
+    captured = capfd.readouterr().err
+    assert exit_code == 2
+    assert captured.startswith("error: ")  # ONNX Runtime itself prints nothing
+    message = " ".join(captured.split())
+    assert "Dilation not supported for AutoPadType" in message
+    assert "export the network with others" in message or "export it with others" in message
+    assert not (tmp_path / "out").exists()
 
 
 def test_auto_takes_the_engine_that_answers_as_the_file_means(tmp_path):
-    image = np.random.default_rng(0).random((16, 16, 16), np.float32)
-    write_volume(tmp_path / "in", image)
-    values = job_values(tmp_path / "in", tmp_path / "out", model=old_softmax(tmp_path / "a.onnx"))
-    inference = {"patch_shape": [8, 8, 8], "patch_overlap": [0, 0, 0], "chunk_shape": [16, 16, 16]}
-    values["inference"] |= {**inference, "engine": "auto"}
-    values["output"]["block_shape"] = [16, 16, 16]
-    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
+    image, exit_code = run_file(tmp_path, old_softmax(tmp_path / "a.onnx"), "auto")
+    assert exit_code == 0
     engine = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())["engine"]
     assert engine["engine"] == "onnxruntime"
     patch = np.exp(image[:8, :8, :8])

@@ -97,6 +97,8 @@ NRRD_REFUSED = {
     "80 kinds too few": nrrd("kinds: domain domain"),
     "81 kinds of no positions": nrrd("kinds: list list list"),
     "of a million lines": nrrd(*(f"k{n}:=v" for n in range(10**6))),
+    "no dimension": nrrd().replace(b"dimension: 3\n", b""),
+    "another dimension than sizes": nrrd().replace(b"dimension: 3", b"dimension: 2"),
     "90 garbage": b"NRRD0004\n" + random_array("uint8", (1000,)).tobytes(),
     "90 one line without an end": b"NRRD0004\n" + b"a" * 2**20,
 }

@@ -117,6 +117,7 @@ def test_what_contradicts_itself_is_refused(slow, capsys):
         ["--prices", "x"],
         ["--write"],
         ["--suggest", "--worker-memory=nan"],
+        ["--suggest", "--worker-memory=1e300"],
     ):
         try:
             code = main(["plan", slow, *words])
