@@ -135,9 +135,14 @@ def _compare_with_tool(package: Package, *, is_trusted: bool) -> PackageTest:
             f"{package.path}: its own tool predicts an array of shape {own.shape}, expected "
             f"{prediction.shape}: it cannot be compared"
         )
-    difference = float(np.abs(prediction - own).mean() / np.ptp(own))
+    extent = float(np.ptp(own))
+    unit = "of the range"
+    if extent == 0:  # such as after a softmax of one channel
+        extent = max(float(np.abs(own).max()), 1.0)
+        unit = f"of {extent:.3g}; the tool gives one value throughout, which says little"
+    difference = float(np.abs(prediction - own).mean()) / extent
     return test(
-        f"mean difference from its own tool: {difference:.1e} of the range; at most "
+        f"mean difference from its own tool: {difference:.1e} {unit}; at most "
         f"{MOST_DIFFERENCE:g} is allowed",
         difference,
         MOST_DIFFERENCE,

@@ -4,7 +4,7 @@ Workers take chunks from one queue. A chunk's seconds are gamma-distributed. A w
 an exponentially distributed time, perhaps while it starts, and with it what it was computing;
 another takes its place after its start-up. Near the end single chunks are handed out, before that
 shares of what is left, whose sums are drawn at once (gamma variables of one scale add to a gamma
-variable): so 10^7 chunks take milliseconds.
+variable): so the time for it grows with the workers, and hardly with the chunks.
 """
 
 from __future__ import annotations
@@ -141,8 +141,10 @@ def _attempts(
     if succeeds < HOPELESS:
         return float("inf"), 0
     lost = int(random.negative_binomial(chunks, succeeds))
+    if not lost:  # the rate may be too small to divide by
+        return seconds, 0
     wasted = ((1 - succeeds) / rate - within) / (1 - succeeds)
-    wasted *= 2 * float(random.random(min(lost, 1000)).mean() if lost else 0) * lost
+    wasted *= 2 * float(random.random(min(lost, 1000)).mean()) * lost
     starting, lost_again = _starts(work, lost, rate, random)
     return seconds + wasted + starting, lost + lost_again
 
@@ -165,5 +167,7 @@ def _starts(
     if succeeds < HOPELESS:
         return float("inf"), 0
     lost = int(random.negative_binomial(count, succeeds))
+    if not lost:
+        return count * startup, 0
     wasted = 1 / rate - startup * succeeds / -math.expm1(-rate * startup)
     return count * startup + lost * wasted, lost

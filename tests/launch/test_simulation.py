@@ -66,6 +66,14 @@ def one_by_one(work, random):
     return last
 
 
+@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-14])
+@pytest.mark.parametrize("variation", [0.0, 0.4])
+def test_interruptions_that_never_come_cost_nothing(variation, rate):
+    found = seconds(variation=variation, interruptions_per_hour=rate)
+    assert found.interruptions == 0
+    assert found.seconds == pytest.approx(seconds(variation=variation).seconds, rel=0.1)
+
+
 @pytest.mark.parametrize("chunks", [60, 600])
 def test_interruptions_cost_what_drawing_chunk_by_chunk_says(chunks):
     work = Workload(chunks, 60.0, 0.4, 10, 120.0, interruptions_per_hour=4.0)

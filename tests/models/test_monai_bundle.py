@@ -517,6 +517,16 @@ class TestNetworksOfMonai:
         assert result.difference is not None
         assert result.difference < 1e-6
 
+    def test_one_value_throughout_is_compared_with_the_tools(self, tmp_path):
+        from monai.networks.nets import UNet
+
+        arguments = {key: value for key, value in made.NETWORK.items() if key != "_target_"}
+        state = UNet(**arguments).state_dict()
+        folder = make_state(tmp_path, content={key: 0 * value for key, value in state.items()})
+        result = try_package(str(folder), None)
+        assert result.difference == 0
+        assert "one value throughout" in result.comparison
+
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
