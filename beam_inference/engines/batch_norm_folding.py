@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish)
 def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> nn.Module:
     """Fold a network's BatchNorms, as far as that can be done.
 
-    torch.fx traces the network's code, and fails where that depends on its input. What it does not
+    The network's code is traced, which fails where it depends on its input. What that does not
     notice, such as a layer that other code calls, too, shows as another answer to a batch of noise.
 
     Args:
@@ -108,14 +109,49 @@ def _fold_copy(network: nn.Module) -> nn.Module | None:
     before it, and nothing else does.
     """
     parameters = {id(each): each for each in network.parameters()}  # most of its memory
-    folded = copy.deepcopy(network, parameters)
-    links = _link_layers(fx.Tracer().trace(folded), dict(folded.named_modules()))
+    folded = copy.deepcopy(network, dict(parameters))
+    graph = _Recorder().record(copy.deepcopy(network, parameters))
+    links = _link_layers(graph, dict(folded.named_modules()))
     for name, module in list(folded.named_modules(remove_duplicate=False)):
         if module in links:
             folded.set_submodule(name, links[module])
     count = sum(isinstance(module, _NORMS) for module in links)
     logger.info("BatchNorm is folded into %d convolutions", count)
     return folded if count else None
+
+
+class _Recorder(fx.Tracer):
+    """Records which layers a network calls, with which others' answers, in this thread alone.
+
+    While ``fx.Tracer.trace`` does that, the calls of all modules of the process are others: what
+    other threads run meanwhile would be recorded, too, and two of them would leave it so for ever.
+    """
+
+    def record(self, network: nn.Module) -> fx.Graph:
+        """Run a network's code on a batch that stands for any.
+
+        Args:
+            network: a copy, of no use behind this.
+
+        Raises:
+            Exception: of any kind: its code depends on the batch.
+        """
+        self.root = network
+        self.graph = fx.Graph()
+        self.tensor_attrs = {}
+        for name, module in network.named_modules():
+            if name and self.is_leaf_module(module, name):
+                # other code may be called with the layer, and is not for what stands for an array
+                module._forward_hooks.clear()
+                module._forward_pre_hooks.clear()
+                module.forward = partial(self._record_call, name)
+        batch = self.create_proxy("placeholder", "batch", (), {})
+        answer = self.create_arg(network.forward(batch))
+        self.create_node("output", "output", (answer,), {})
+        return self.graph
+
+    def _record_call(self, name: str, *args: Any, **kwargs: Any) -> fx.Proxy:
+        return self.create_proxy("call_module", name, args, kwargs)
 
 
 def _link_layers(graph: fx.Graph, modules: Json) -> dict[nn.Module, Link]:

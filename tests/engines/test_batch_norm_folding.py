@@ -1,6 +1,7 @@
 """BatchNorm folded into convolutions, where the network's code can be traced."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -303,6 +304,32 @@ def test_a_device_without_memory_for_the_trial_is_no_reason_to_compute_otherwise
     network[2].register_forward_hook(full)
     with pytest.raises(torch.OutOfMemoryError):
         fold_batch_norm(network, (1, 2, 4, 6, 8), CPU)
+
+
+class Crowded(Skip):
+    """Another thread runs another network while the code of this one is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.meanwhile = []
+
+    def forward(self, x):
+        other = nn.Sequential(nn.Conv3d(1, 1, 1), nn.ReLU()).eval()
+
+        def run():
+            self.meanwhile.append(other(torch.ones(1, 1, 2, 2, 2)))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return super().forward(x)
+
+
+def test_other_threads_run_networks_while_one_is_folded():
+    network = settled(Crowded())
+    folded = fold_batch_norm(network, (1, 2, 8, 8, 8), CPU)
+    assert folded_norms(folded) == 2
+    assert [type(each) for each in network.meanwhile] == [torch.Tensor]  # the trial's own
 
 
 def test_norms_of_the_batch_are_not_folded():
