@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from beam_inference.config.fields import Json
-from beam_inference.engines.linked_layers import Link, LinkedNetwork, ReadElsewhere
+from beam_inference.engines.linked_layers import Link, LinkedNetwork, ReadElsewhere, run_linked
 from beam_inference.engines.onednn import run_by_onednn
 from beam_inference.engines.trial import TOLERANCES
 
@@ -56,7 +57,7 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.de
         MemoryError, RuntimeError: there is no memory to try the folded network. What is computed
             must not depend on that.
     """
-    if not any(isinstance(layer, _NORMS) for layer in network.modules()):
+    if _are_all_hooked() or not any(isinstance(layer, _NORMS) for layer in network.modules()):
         return network
     try:
         simpler = _fold_copy(network)
@@ -86,7 +87,7 @@ def _difference(network: nn.Module, simpler: nn.Module, batch: torch.Tensor) -> 
         try:
             # Labels and truth values, too, are numbers to whoever writes them.
             theirs = run_by_onednn(network)(batch.clone()).float()
-            ours = run_by_onednn(simpler)(batch).float()
+            ours = run_linked(run_by_onednn(simpler), batch).float()
             other_axes = [axis for axis in range(theirs.ndim) if axis != 1]
             distance = (ours - theirs).square().mean(other_axes).sqrt()
             scale = theirs.abs().amax(other_axes).clamp(min=1)
@@ -109,9 +110,11 @@ def _fold_copy(network: nn.Module) -> nn.Module | None:
     before it, and nothing else does.
     """
     parameters = {id(each): each for each in network.parameters()}  # most of its memory
-    folded = copy.deepcopy(network, dict(parameters))
-    graph = _Recorder().record(copy.deepcopy(network, parameters))
-    links = _link_layers(graph, dict(folded.named_modules()))
+    folded, traced = (copy.deepcopy(network, dict(parameters)) for _ in range(2))
+    modules = [module for each in (network, folded, traced) for module in each.modules()]
+    if len(set(modules)) < len(modules):  # by a __deepcopy__ of its own; nothing may be changed
+        return None
+    links = _link_layers(_Recorder().record(traced), dict(folded.named_modules()))
     for name, module in list(folded.named_modules(remove_duplicate=False)):
         if module in links:
             folded.set_submodule(name, links[module])
@@ -174,7 +177,7 @@ def _link_layers(graph: fx.Graph, modules: Json) -> dict[nn.Module, Link]:
         if not isinstance(node, fx.Node) or node.op != "call_module" or calls[node.target] > 1:
             return None
         module = modules[str(node.target)]
-        return None if _has_hooks(module) else module
+        return module if _is_plain(module) else None
 
     for node in graph.nodes:
         layer = module_called_by(node)
@@ -184,13 +187,13 @@ def _link_layers(graph: fx.Graph, modules: Json) -> dict[nn.Module, Link]:
         elif before in alone and type(layer) in _ACTIVATIONS:
             overwriting = copy.copy(layer)  # not the layer itself, which other code may hold
             overwriting.inplace = True
-            link = links.setdefault(before, Link(before, before, None))
-            links[layer] = Link(layer, overwriting, link)
+            link = links.setdefault(before, Link(before, None))
+            links[layer] = Link(overwriting, link)
         elif before in alone and type(layer) in _NORMS:
             fused = _fuse(before, layer)
             if fused is not None:
-                links[before] = Link(before, fused, None)
-                links[layer] = Link(layer, nn.Identity(), links[before])
+                links[before] = Link(fused, None)
+                links[layer] = Link(nn.Identity(), links[before])
                 if len(node.users) == 1:
                     alone.add(layer)
     return links
@@ -207,9 +210,15 @@ def _fuse(convolution: Any, norm: Any) -> nn.Module | None:
     return fused
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether other code is called with a module, which may read or change its answer."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)  # nothing public
+def _are_all_hooked() -> bool:
+    """Whether code of others is called with each module of this process."""
+    return bool(_global_forward_hooks or _global_forward_pre_hooks)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module does what its class does: no hooks read its answer, nor has it own code."""
+    has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)  # nothing public
+    return not (has_hooks or any(map(callable, vars(module).values())))
 
 
 def _first_argument(node: fx.Node) -> Any:

@@ -7,7 +7,8 @@ not notice code that depends on what it is given by ways such as ``isinstance``.
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -16,6 +17,27 @@ from torch.utils._pytree import tree_leaves
 
 class ReadElsewhere(BaseException):
     """Something else than the next layer reads a linked one: none of a network's own errors."""
+
+
+class _Run(threading.local):
+    """What this thread runs.
+
+    Attributes:
+        is_going_on: whether that is a network with links.
+        is_read: whether something else than the next layer has read one of its links.
+    """
+
+    is_going_on = False
+    is_read = False
+
+
+_run = _Run()
+
+
+def _refuse() -> NoReturn:
+    """Raise ReadElsewhere, and keep that it was: the network may catch whatever is raised."""
+    _run.is_read = True
+    raise ReadElsewhere
 
 
 class _HandedOn(torch.Tensor):
@@ -32,41 +54,46 @@ class _HandedOn(torch.Tensor):
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> Any:
         """Refuse whatever is done with it. Raises ReadElsewhere."""
-        raise ReadElsewhere
+        _refuse()
 
 
 class Link(nn.Module):
     """A layer in a chain of layers, each of which reads the one before it.
 
+    While the network runs, its code can call a link, and nothing else: what it would see of it, or
+    change, is not the layer's that it was written for.
+
     Args:
-        replaced: the layer as it was; it is not run, but code may look for it among modules.
         layer: the layer, as it is in the changed network.
         before: the link that it reads; None for the first.
     """
 
-    def __init__(self, replaced: nn.Module, layer: nn.Module, before: Link | None) -> None:
+    def __init__(self, layer: nn.Module, before: Link | None) -> None:
         super().__init__()
-        self.replaced = replaced
         self.layer = layer
         self._is_first = before is None
         self._readers: tuple[Link, ...] = ()  # a module of its own would become part of this one
         if before is not None:
             before._readers = (self,)
 
-    def __getattr__(self, name: str) -> Any:
-        """What a layer would have; code that asks whether it is there is told the wrong thing."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__"):  # Python's own questions, such as how to copy it
-                raise
-            raise ReadElsewhere from None
+    def __getattribute__(self, name: str) -> Any:
+        """Refuse what a call of the layer does not need, as ``isinstance`` and ``modules()`` do."""
+        is_needed = name in ("forward", "layer") or (name[:1] == "_" and name != "__class__")
+        if _run.is_going_on and not is_needed:
+            _refuse()
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to be changed by the network's code."""
+        if _run.is_going_on:
+            _refuse()
+        super().__setattr__(name, value)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Run the layer. Raises ReadElsewhere where it does not follow that before it."""
         if not self._is_first:
             if not isinstance(batch, _HandedOn) or batch.reader is not self:
-                raise ReadElsewhere
+                _refuse()
             batch = batch.answer
         answer: torch.Tensor = self.layer(batch)
         if not self._readers:
@@ -75,6 +102,28 @@ class Link(nn.Module):
         handed_on.answer = answer
         handed_on.reader = self._readers[0]
         return handed_on
+
+
+def run_linked(network: Any, batch: torch.Tensor) -> Any:
+    """Run a network with links.
+
+    Raises:
+        ReadElsewhere: something else than the next layer has read a link, or would read the answer.
+        Exception: the network's own.
+    """
+    _run.is_going_on = True
+    _run.is_read = False
+    try:
+        result = network(batch)
+    except Exception:
+        if _run.is_read:
+            raise ReadElsewhere from None
+        raise
+    finally:
+        _run.is_going_on = False
+    if _run.is_read or any(isinstance(each, _HandedOn) for each in tree_leaves(result)):
+        raise ReadElsewhere
+    return result
 
 
 class LinkedNetwork(nn.Module):
@@ -94,9 +143,6 @@ class LinkedNetwork(nn.Module):
         """Run the network."""
         kept = batch.clone()  # a network may overwrite its input
         try:
-            result = self.changed(batch)
+            return run_linked(self.changed, batch)
         except ReadElsewhere:
             return self.original(kept)
-        if any(isinstance(each, _HandedOn) for each in tree_leaves(result)):
-            return self.original(kept)
-        return result

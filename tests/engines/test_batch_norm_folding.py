@@ -202,6 +202,18 @@ def test_answers_that_are_no_tensor_are_left_to_the_contract(answer):
     assert fold_batch_norm(network, (1, 2, 4, 6, 8), CPU) is network
 
 
+def slanted(net, x):
+    net.norm.eps = 2.0
+    return net.norm(net.conv(x))
+
+
+def swallowing(net, x):
+    try:
+        return net.conv(x) + 1
+    except:  # noqa: E722
+        return x
+
+
 def both(net, x):
     y = net.norm(net.conv(x))
     return net.act(y) + y
@@ -222,6 +234,12 @@ def both(net, x):
         lambda net, x: x if any(isinstance(m, nn.BatchNorm3d) for m in net.modules()) else x + 1,
         lambda net, x: net.conv(x) if net.conv(x).shape[0] else x,
         lambda net, x: net.norm(net.conv(x)),
+        lambda net, x: sum(len(list(m.buffers())) for m in net.modules()) + x,
+        lambda net, x: x + sum(p.numel() for p in net.parameters()),
+        lambda net, x: x + sum(isinstance(m, nn.BatchNorm3d) for m in net.children()),
+        lambda net, x: x + sum(m.__class__ is nn.BatchNorm3d for m in net.children()),
+        slanted,
+        swallowing,
         both,
     ],
 )
@@ -330,6 +348,42 @@ def test_other_threads_run_networks_while_one_is_folded():
     folded = fold_batch_norm(network, (1, 2, 8, 8, 8), CPU)
     assert folded_norms(folded) == 2
     assert [type(each) for each in network.meanwhile] == [torch.Tensor]  # the trial's own
+
+
+@pytest.mark.parametrize("place", ["conv", "norm"])
+@pytest.mark.parametrize("method", ["forward", "_conv_forward"])
+def test_layers_with_code_of_their_own_are_not_folded(place, method):
+    network = settled(Types())
+    layer = getattr(network, place)
+    own = getattr(layer, method, layer.forward)
+    setattr(layer, method, lambda *given: own(*given).clamp(max=20))
+    assert fold_batch_norm(network, (1, 2, 4, 6, 8), CPU) is network
+
+
+class Uncopied(Types):
+    """It has the same layers when it is copied."""
+
+    def __deepcopy__(self, memo):
+        return copy.copy(self)
+
+
+def test_a_network_that_shares_layers_with_its_copies_stays_as_it_is():
+    network = settled(nn.Sequential(Uncopied()))
+    batch = torch.rand(1, 2, 4, 6, 8)
+    expected = network(batch)
+    assert fold_batch_norm(network, batch.shape, CPU) is network
+    assert torch.equal(network(batch), expected)
+
+
+def test_nothing_is_folded_where_each_module_has_hooks():
+    network = settled(Types())
+    given = []
+    hook = nn.modules.module.register_module_forward_hook(lambda *each: given.append(each))
+    try:
+        assert fold_batch_norm(network, (1, 2, 4, 6, 8), CPU) is network
+    finally:
+        hook.remove()
+    assert not given
 
 
 def test_norms_of_the_batch_are_not_folded():
