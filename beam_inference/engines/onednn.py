@@ -42,7 +42,8 @@ class _Convolutions(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Json | None = None,
     ) -> Any:
-        if func in _CONVOLUTIONS and not torch.compiler.is_compiling():
+        # is_compiling() is true for all threads while one of them exports a network
+        if func in _CONVOLUTIONS and not torch.compiler.is_dynamo_compiling():
             return conv3d(*args, **kwargs or {})
         return func(*args, **kwargs or {})
 

@@ -151,6 +151,17 @@ def test_padding_by_name_and_numbers_of_other_kinds():
         assert ("aten::mkldnn_convolution" in done) == isinstance(padding, (str, tuple))
 
 
+def test_bits_are_the_same_while_another_thread_exports_a_network(monkeypatch):
+    torch.manual_seed(0)
+    network = run_by_onednn(nn.Conv3d(3, 4, 3, padding=1))
+    batch = torch.rand(1, 3, 8, 16, 16)
+    with torch.no_grad():
+        expected = network(batch)
+        monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # what an export sets
+        assert torch.compiler.is_compiling()
+        assert torch.equal(network(batch), expected)
+
+
 def test_a_network_that_compiles_itself_still_does():
     network = torch.compile(nn.Conv3d(1, 2, 3).eval(), backend="eager")
     batch = random(1, 1, 6, 7, 8)
