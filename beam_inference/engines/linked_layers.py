@@ -8,6 +8,7 @@ not notice code that depends on what it is given by ways such as ``isinstance``.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -104,7 +105,7 @@ class Link(nn.Module):
         return handed_on
 
 
-def run_linked(network: Any, batch: torch.Tensor) -> Any:
+def run_linked(network: Callable[[torch.Tensor], Any], batch: torch.Tensor) -> Any:
     """Run a network with links.
 
     Raises:

@@ -207,9 +207,9 @@ def load_reference(
         if not others:
             raise
         raise EngineError(
-            f"what {inference.engine} answers cannot be compared: {error} A network that only "
-            f"{inference.engine} runs is not run: nobody would see where it answers otherwise than "
-            "the file means. Export it with other operations."
+            f"what {inference.engine} answers cannot be compared: {str(error).removesuffix('.')}. "
+            f"A network that only {inference.engine} runs is not run: nobody would see where it "
+            "answers otherwise than the file means. Export it with other operations."
         ) from None
     # of several, the one that is less exact
     engine = {"engine": min(others)} if others else {}

@@ -233,12 +233,15 @@ def test_predict_takes_steps_of_patches_but_none_of_levels(made):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"number": 0}, r"channels\.1\.number: Input should be greater than 0"),
+        ({"number": 0}, r"has written: channels\.1\.number: Input should be greater than 0"),
         ({"number": 10**400}, "has written: "),
-        ({"std": -1}, r"channels\.1\.std: Input should be greater than or equal to 0"),
+        (
+            {"std": -1},
+            r"has written: channels\.1\.std: Input should be greater than or equal to 0",
+        ),
         (
             {"mean": float("nan")},
-            r"channels\.1\.mean: Input should be a finite number",
+            r"has written: channels\.1\.mean: Input should be a finite number",
         ),
         (
             {"upto": [[1, 1e300, 1e308]] * len(QUANTILES), "mean": -1e308},
