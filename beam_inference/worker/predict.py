@@ -79,7 +79,8 @@ def predict(
 
     The result has the bits that a job gives over a volume of the same values with the same
     settings, on the same device. Settings mean what the keys of a job file of the same name mean.
-    A network of PyTorch is copied, not changed.
+    A network of PyTorch is copied, not changed. Two settings of the process stay as they were
+    needed: PyTorch's number of threads, and the flags by which cuDNN is deterministic.
 
     Example:
         >>> import numpy as np
