@@ -125,6 +125,35 @@ def available_memory(
     return min(available, max(0, int(limit) - int(used.read_text()) + kept))
 
 
+_PROCESS = Path("/proc/self")
+
+
+def start_peak_memory(process: Path = _PROCESS) -> int | None:
+    """Have the system count the most memory of this process anew; see :func:`peak_memory`.
+
+    Args:
+        process: where the system tells of it.
+
+    Returns:
+        Bytes that it holds now; None where this cannot be asked for: on other systems than Linux,
+        and in sandboxes that do not let a process write to /proc.
+    """
+    try:
+        (process / "clear_refs").write_text("5")
+    except OSError:
+        return None
+    return 1024 * _numbers_of(process / "status")["VmRSS:"]
+
+
+def peak_memory(process: Path = _PROCESS) -> int:
+    """The most bytes that this process has held since :func:`start_peak_memory`, which told some.
+
+    Args:
+        process: as there.
+    """
+    return 1024 * _numbers_of(process / "status")["VmHWM:"]
+
+
 def _numbers_of(file: Path) -> dict[str, int]:
     """Numbers in a file of the system's with a name and a number on each line."""
     pairs = (line.split() for line in file.read_text().splitlines())

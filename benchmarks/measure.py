@@ -78,18 +78,16 @@ def work_of(output: str) -> tuple[float, float, list[float]]:
 
 def peak_bytes(action: Callable[[], Any]) -> int:
     """The most memory that an action takes beyond what the process holds before it (Linux)."""
+    from beam_inference.environment import peak_memory, start_peak_memory
+
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)  # what was freed is not held
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak that the kernel keeps
-    before = _status_bytes("VmRSS")
+    before = start_peak_memory()
+    if before is None:
+        raise RuntimeError("memory is measured on Linux, where /proc may be written")
     action()
-    return _status_bytes("VmHWM") - before
-
-
-def _status_bytes(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+    return peak_memory() - before
 
 
 def machine(*packages: str) -> dict[str, Any]:

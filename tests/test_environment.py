@@ -12,6 +12,8 @@ from beam_inference.environment import (
     available_memory,
     bound_memory,
     format_bytes,
+    peak_memory,
+    start_peak_memory,
     usable_cores,
     usable_memory,
 )
@@ -130,6 +132,22 @@ def test_an_allocation_beyond_free_memory_fails_and_only_for_a_while():
             np.empty((available_memory() or 0) + 2**28, np.uint8)
         assert np.ones(2**20, np.uint8).all()
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is told on Linux only")
+def test_the_most_memory_is_counted_from_a_start():
+    held = start_peak_memory()
+    assert held is not None
+    array = np.ones(2**26, np.uint8)
+    del array
+    assert 0.9 * 2**26 < peak_memory() - held < 2**27
+    start_peak_memory()
+    assert peak_memory() - held < 2**25
+
+
+def test_where_the_peak_cannot_be_counted_anew_it_is_unknown(tmp_path):
+    (tmp_path / "clear_refs").mkdir()  # as of a /proc that may not be written
+    assert start_peak_memory(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -91,10 +92,12 @@ def replace_file(path: str) -> Iterator[Path]:
 
 
 def check_folder(flag: str, path: str) -> None:
-    """Check that the folder of a file is there. Raises ConfigError."""
+    """Check that the folder of a file is there, and may be written. Raises ConfigError."""
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"{flag} {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {path}: this user may not write into the folder {folder}")
 
 
 def _read(path: str) -> bytes:

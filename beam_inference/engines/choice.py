@@ -43,6 +43,8 @@ def engine_description(model: Network, inference: Inference) -> dict[str, str]:
         description["threads"] = str(inference.threads or 1)
     if inference.members > 1:
         description["partition"] = ",".join(map(str, inference.partition))
+    if inference.precision == "int8" and inference.patches_per_call > 1:
+        description["patches_at_once"] = "1"  # a network that was given several could mix them
     is_converted = engine.networks == "torch" and suffix_of(model) not in engine.suffixes
     if is_converted and engine.package != "torch":
         description["converted_from"] = f"torch {metadata.version('torch')}"
@@ -176,9 +178,14 @@ def _installed_readers(
 ) -> list[Engine]:
     fitting = [engine for engine in readers if _fits(engine, inference)]
     if not fitting:
+        best = readers[0]
+        to_write = []
+        if kind_of(inference.device) not in best.devices:
+            to_write.append(f"device: {best.devices[0]}")
+        if inference.precision not in best.precisions:
+            to_write.append(f"precision: {best.precisions[0]}")
         raise EngineError(
-            f"{_name_read_file(model)} runs {readers[0].limits} only: write device: "
-            f"{readers[0].devices[0]}"
+            f"{_name_read_file(model)} runs {best.limits} only: write {' and '.join(to_write)}"
         )
     installed = [engine for engine in fitting if is_installed(engine)]
     if not installed:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from beam_inference.config.engines import (
     Engine,
     LoadRequest,
@@ -26,7 +28,7 @@ from beam_inference.engines.identity import identity_predictor
 from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.numpy_forward import numpy_forward
 from beam_inference.engines.over_planes import plane_batch_shapes, run_over_planes
-from beam_inference.engines.per_shape import per_shape
+from beam_inference.engines.per_shape import patch_by_patch, per_shape
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.scaled import repeat_output, scale_output
 from beam_inference.engines.surroundings import describe_surroundings
@@ -45,7 +47,6 @@ from beam_inference.models.local_files import existing_file
 from beam_inference.models.trust import Trust
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -444,6 +445,23 @@ def _divided_forward(
     return lead_mesh(source.network, orders, by_value=is_given)
 
 
+def _integer_forward(
+    engine: Engine, source: _Source, model: Network, inference: Inference, quantized: bytes
+) -> Callable[[Any], Any]:
+    """The forward pass of a network of integers, which was made for batches of one patch.
+
+    Constants of its may hold that number, so it is given no larger batch.
+    """
+    one_patch = inference.model_copy(update={"batch_size": 1})
+    request = replace(_request(source, model, one_patch), quantized=quantized)
+    forward = _convert(engine, request)
+    if engine.arrays == "numpy":
+        return patch_by_patch(forward, np.concatenate)
+    import torch
+
+    return patch_by_patch(forward, torch.cat)
+
+
 def _forward(
     engine: Engine,
     source: _Source,
@@ -451,7 +469,9 @@ def _forward(
     inference: Inference,
     quantized: bytes | None,
 ) -> Callable[[Any], Any]:
-    request = replace(_request(source, model, inference), quantized=quantized)
+    if quantized is not None:
+        return _integer_forward(engine, source, model, inference, quantized)
+    request = _request(source, model, inference)
     if not engine.has_fixed_shape:
         return engine.load(request)
     files = [file for file in (source.network, request.weights) if isinstance(file, Path)]

@@ -66,10 +66,11 @@ def quantize(request: LoadRequest, samples: Sequence[NDArray[np.float32]]) -> by
         network = _read_network(
             core, request.network, request.batch_shape, request.weights, request.keep
         )
-        from beam_inference.engines.openvino_int8 import name_by_place, quantize_network
+        from beam_inference.engines.openvino_int8 import quantize_network
 
-        structure, constants = _unpack(_pack(quantize_network(network, samples)))
-        return _join(name_by_place(structure), constants)
+        # NNCF goes through a network by the names of its layers
+        named = core.read_model(*_name_by_place(network))
+        return _join(*_name_by_place(quantize_network(named, samples)))
 
 
 def openvino_forward(
@@ -226,7 +227,6 @@ def _read_quantized(core: Core, quantized: bytes, shape: tuple[int, ...]) -> Mod
     network = core.read_model(structure, constants)
     _check_stateless(network, name)
     _check_extent(network, shape, name)
-    network.reshape(list(shape))
     check_operations(network, name)
     return network
 
@@ -325,6 +325,14 @@ def _pack(network: Model) -> bytes:
         weights = Path(folder) / "network.bin"
         openvino.serialize(network, structure, weights)
         return _join(structure.read_bytes(), weights.read_bytes())
+
+
+def _name_by_place(network: Model) -> tuple[bytes, bytes]:
+    """The two files of a network whose layers are named by their numbers."""
+    from beam_inference.engines.openvino_int8 import name_by_place
+
+    structure, constants = _unpack(_pack(network))
+    return name_by_place(structure), constants
 
 
 def _join(structure: bytes, constants: bytes) -> bytes:

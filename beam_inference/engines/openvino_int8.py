@@ -100,7 +100,8 @@ def quantize_network(network: Model, samples: Sequence[NDArray[np.float32]]) -> 
 def name_by_place(structure: bytes) -> bytes:
     """Name the layers of a network by their numbers, so that its bytes depend on its content only.
 
-    OpenVINO names them by what else the process has made before, and notes how they were made.
+    OpenVINO names them and their outputs by what else the process has made before, and notes how
+    they were made.
 
     Args:
         structure: of OpenVINO's own form, the file of XML.
@@ -109,6 +110,8 @@ def name_by_place(structure: bytes) -> bytes:
     root.set("name", "int8")
     for layer in root.iter("layer"):
         layer.set("name", f"layer_{layer.get('id')}")
+    for port in root.iter("port"):
+        port.attrib.pop("names", None)
     for parent in list(root.iter()):
         for note in parent.findall("rt_info"):
             parent.remove(note)

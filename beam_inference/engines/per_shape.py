@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 from beam_inference.engines.protocol import Forward
@@ -29,3 +30,19 @@ def per_shape(
         return made[batch_shape](batch)
 
     return forward
+
+
+def patch_by_patch(forward: Forward, join: Callable[[list[Any]], Any]) -> Forward:
+    """A forward pass for batches of any number of patches, made of one for a single patch.
+
+    Args:
+        forward: takes a batch of one patch; its next call may overwrite what a call returned.
+        join: joins batches along their first axis.
+    """
+
+    def answer(batch: Any) -> Any:
+        if len(batch) == 1:
+            return forward(batch)
+        return join([deepcopy(forward(batch[n : n + 1])) for n in range(len(batch))])
+
+    return answer

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,12 @@ from beam_inference.arrays import AnyArray
 from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.devices import device_peak, start_device_peak
 from beam_inference.engines.predictor import Predictor
-from beam_inference.environment import avoid_heap, bound_memory
+from beam_inference.environment import (
+    avoid_heap,
+    bound_memory,
+    peak_memory,
+    start_peak_memory,
+)
 from beam_inference.errors import (
     BeamInferenceError,
     DeviceOutOfMemory,
@@ -310,7 +313,7 @@ def _try_batch(
             before = _start_peak(predictor)
         start = time.perf_counter()
         predictions = predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
-        working_set = max(0, _peak(predictor) - before)
+        working_set = 0 if before is None else max(0, _peak(predictor) - before)
         again = _sample(predictor, crop_to_patch(predictions, shape, patch_shape, crop_margin))
         seconds = time.perf_counter() - start  # a GPU has answered when the sample is here
     if not (np.isfinite(low) and np.isfinite(high)):
@@ -564,29 +567,19 @@ def _answers(
     return found
 
 
-def _start_peak(predictor: Predictor) -> int:
-    """Return bytes in use now, from which :func:`_peak` counts."""
+def _start_peak(predictor: Predictor) -> int | None:
+    """Return bytes in use now, from which :func:`_peak` counts; None where nobody tells."""
     if not predictor.device.on_host:
         return start_device_peak(predictor.description["device"])
-    if sys.platform != "linux":
-        return sys.maxsize
     arrays.give_back()  # what is kept would be used again unseen
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak that the kernel keeps
-    return _status_bytes("VmRSS")
+    return start_peak_memory()
 
 
 def _peak(predictor: Predictor) -> int:
     """The most bytes in use since :func:`_start_peak`."""
     if not predictor.device.on_host:
         return device_peak(predictor.description["device"])
-    return _status_bytes("VmHWM") if sys.platform == "linux" else 0
-
-
-def _status_bytes(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return peak_memory()
 
 
 def crop_to_patch(

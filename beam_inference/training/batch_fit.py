@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 
 import torch
 
 from beam_inference.arrays import give_back
-from beam_inference.environment import available_memory
+from beam_inference.environment import available_memory, peak_memory, start_peak_memory
 from beam_inference.errors import ConfigError, DeviceOutOfMemory
 from beam_inference.training.config import TrainingConfig
 from beam_inference.training.trainer import Trial, try_steps
@@ -79,7 +78,7 @@ def _fit_on_gpu(trial: Trial) -> BatchFit:
 
 def _fit_on_cpu(trial: Trial, available_bytes: int) -> BatchFit:
     give_back()
-    before = memory_of_process("VmRSS:")
+    before = held_memory()
     trial.take_step(1)  # the optimiser keeps moments of all weights from now on
     measured = 1
     peak = measure_peak(trial, 1) - before
@@ -108,14 +107,23 @@ def _powers_of_two() -> Iterator[int]:
 
 
 def measure_peak(trial: Trial, samples: int) -> int:
-    """The most bytes that this process holds during a step; on Linux."""
+    """The most bytes that this process holds during a step. Raises as :func:`held_memory`."""
     give_back()  # what steps before have left would hide what this one takes
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+    held_memory()
     trial.take_step(samples)
-    return memory_of_process("VmHWM:")
+    return peak_memory()
 
 
-def memory_of_process(name: str) -> int:
-    """Bytes that this process holds, by a name in /proc/self/status: VmRSS now, VmHWM at most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+def held_memory() -> int:
+    """Bytes that this process holds; their peak is counted from now on.
+
+    Raises:
+        ConfigError: the system does not count it.
+    """
+    held = start_peak_memory()
+    if held is None:
+        raise ConfigError(
+            "--fit-batch measures memory by /proc/self/clear_refs, which cannot be written here: "
+            "this is another system than Linux, or a sandbox. Write batch_size"
+        )
+    return held

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.origin import AT_ZERO, NO_REST, Origin, Rest, origin_at
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
@@ -94,7 +95,7 @@ def scales_of_group(attributes: Json, url: str) -> list[GroupScale]:
     ) as error:
         raise VolumeError(
             f"{url} says it is an OME-Zarr image, but its multiscales cannot be understood: "
-            f"{error!r}"
+            f"{describe_error(error, with_type=not isinstance(error, ValueError))}"
         ) from None
 
 

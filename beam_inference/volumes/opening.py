@@ -453,7 +453,14 @@ def _local_block_of_other_name(volume: Volume, scale: Json, kvstore: Json) -> st
             f"{volume.url}/info names the scale {key!r}, but there is no such folder: every voxel "
             "would read as zero"
         )
-    return block_with_suffix(folder / key, _MOST_FILES)
+    try:
+        return block_with_suffix(folder / key, _MOST_FILES)
+    except OSError as error:
+        raise VolumeError(
+            f"the folder {folder / key} cannot be listed: {error.strerror or error}. It is looked "
+            "through for blocks whose names end otherwise, which would read as zeros: allow this "
+            "user to read it"
+        ) from None
 
 
 def _sample_keys(volume: Volume) -> list[str]:

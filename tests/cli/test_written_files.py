@@ -53,6 +53,14 @@ def test_names_and_folders_are_checked(tmp_path):
         check_page("--page", str(tmp_path / "folder.html"))
 
 
+def test_a_folder_that_may_not_be_written_is_told_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path)
+    with pytest.raises(
+        ConfigError, match="--page .*a.html: this user may not write into the folder"
+    ):
+        check_page("--page", str(tmp_path / "a.html"))
+
+
 @pytest.fixture
 def labels(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -192,8 +192,10 @@ def test_which_engines_may_be_meant(converted, monkeypatch):
         EngineError, match="is run by openvino, not by inference.engine: onnxruntime"
     ):
         to_try(xml, engine="onnxruntime")
-    with pytest.raises(EngineError, match="runs on the CPU in float32 or int8 only"):
+    with pytest.raises(EngineError, match="CPU in float32 or int8 only: write device: cpu$"):
         to_try(onnx, device="cuda")
+    with pytest.raises(EngineError, match="or int8 only: write precision: float32$"):
+        to_try(onnx, precision="bfloat16")
     with pytest.raises(EngineError, match="not by inference.engine: torch"):
         to_try(onnx, engine="torch", device="cuda")
     with pytest.raises(EngineError, match=r"model\.ensemble\.0\.path .*conv\.onnx is run by"):

@@ -103,6 +103,69 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_place_in_it(int8, threads):
     np.testing.assert_array_equal(answer(three, np.stack(patches[::-1])), expected[::-1])
 
 
+GROUPS = """
+import torch
+
+
+def make():
+    torch.manual_seed(0)
+    first, middle, last = (
+        torch.nn.Conv3d(n, m, 3, padding=1) for n, m in ((1, 8), (8, 8), (8, 2))
+    )
+    norm = torch.nn.GroupNorm(2, 8)
+    return torch.nn.Sequential(first, norm, torch.nn.ReLU(), middle, torch.nn.ReLU(), last)
+"""
+
+
+@pytest.fixture
+def groups(tmp_path):
+    """The model section of a network that normalises over groups of channels."""
+    (tmp_path / "groups.py").write_text(GROUPS)
+    return {"path": f"{tmp_path}/groups.py:make", "output_channels": 2}
+
+
+def test_patches_that_share_a_batch_are_not_normalised_together(int8, groups):
+    patch, other = samples(1, 2)
+    expected = answer(int8(groups, batch_size=1), patch[None])[0]
+    three = int8(groups, int8.content, batch_size=3)
+    strange = 50 * other
+    answers = answer(three, np.stack([strange, patch, np.zeros_like(patch)]))
+    np.testing.assert_array_equal(answers[1], expected)
+    assert not np.array_equal(answers[0], answers[2])
+
+
+def test_a_job_whose_batches_were_mixed_does_not_continue(int8, groups):
+    descriptions = [int8(groups, batch_size=size).description for size in (1, 2)]
+    assert [each.get("patches_at_once") for each in descriptions] == [None, "1"]
+
+
+@pytest.mark.parametrize("suffix", ["onnx", pytest.param("xml", marks=pytest.mark.slow)])
+def test_a_file_gives_the_same_network_whatever_the_process_has_made_before(
+    int8, groups, tmp_path, suffix
+):
+    openvino = pytest.importorskip("openvino")
+    namespace = {}
+    exec(GROUPS, namespace)
+    program = torch.export.export(namespace["make"]().eval(), (torch.zeros(1, 1, *PATCH),))
+    file = tmp_path / f"net.{suffix}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if suffix == "onnx":
+            pytest.importorskip("onnxscript")
+            torch.onnx.export(program, dynamo=True, verbose=False).save(file)
+        else:
+            openvino.save_model(openvino.convert_model(program), file)
+    model = {"path": str(file), "output_channels": 2}
+    if suffix == "xml":
+        model["weights"] = str(tmp_path / "net.bin")
+    int8(model, batch_size=1)
+    first = int8.content
+    for _ in range(100):  # OpenVINO counts what it makes, and names layers by that
+        openvino.opset13.constant(1.0)
+    int8(model, batch_size=1)
+    assert int8.content == first
+
+
 def test_a_file_of_openvinos_is_compared_with_itself_in_float32(int8, tmp_path):
     openvino = pytest.importorskip("openvino")
     torch.manual_seed(0)

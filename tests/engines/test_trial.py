@@ -7,6 +7,7 @@ import torch
 from helpers import job_values, toy
 
 from beam_inference.config.job_file import parse_job
+from beam_inference.engines import trial
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.engines.trial import (
@@ -371,6 +372,13 @@ def test_a_network_settles_on_a_jobs_batches_and_fails_only_at_the_first_chunk()
     assert shapes == [(2, 1, 4, 6, 8)] * SETTLING_CALLS
     settle(predictor, (3, 1, 4, 6, 8))
     assert shapes[SETTLING_CALLS:] == [(3, 1, 4, 6, 8)]
+
+
+def test_where_the_system_does_not_count_memory_the_network_is_tried_all_the_same(monkeypatch):
+    monkeypatch.setattr(trial, "start_peak_memory", lambda: None)
+    report = contract(toy("conv", output_channels=2))
+    assert report.low < report.high
+    assert report.working_set_bytes == 0
 
 
 def test_what_a_network_makes_at_its_first_call_is_not_of_its_working_set():

@@ -38,12 +38,12 @@ def path(tmp_path):
 MEASURE = """
 import sys
 from pathlib import Path
-from beam_inference.training.batch_fit import measure_peak, memory_of_process
+from beam_inference.training.batch_fit import held_memory, measure_peak
 from beam_inference.training.config import load_training
 from beam_inference.training.trainer import try_steps
 
 with try_steps(load_training(Path(sys.argv[1]))) as trial:
-    before = memory_of_process("VmRSS:")
+    before = held_memory()
     trial.take_step(1)
     print(measure_peak(trial, int(sys.argv[2])) - before)
 """

@@ -1,7 +1,9 @@
 """Precomputed volumes whose blocks cloud-volume has packed, read as they lie."""
 
+import errno
 import gzip
 import lzma
+import os
 import subprocess
 import sys
 
@@ -105,6 +107,20 @@ def test_a_damaged_block_is_named(damage, message, tmp_path):
     volume = open_volume(str(tmp_path / "em"))
     with pytest.raises(PermanentReadError, match=f"{file.name} is damaged: .*{message}"):
         volume.read(volume.bounds)
+
+
+def test_a_folder_that_may_not_be_listed_is_told_of(image, tmp_path, monkeypatch):
+    write_volume(tmp_path / "em", image)
+    list_folder = os.scandir
+
+    def refuse(folder):
+        if str(folder).startswith(str(tmp_path / "em")):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return list_folder(folder)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(VolumeError, match=r"folder .*/em/.* cannot be listed: Permission denied\."):
+        open_source(VolumeSource(f"file://{tmp_path}/em"))
 
 
 def test_errors_of_libraries_do_not_stick_to_those_that_tensorstore_pickles(tmp_path):
