@@ -203,7 +203,7 @@ def _read_network(
         check_one_input(len(network.inputs))
         _check_stateless(network, source)
         _check_extent(network, shape, source)
-        network.reshape(list(shape))
+        _reshape(network, shape, source)
         check_operations(network, source)
         return replace_long_sums(network)
     # Kept or not, the network is read from OpenVINO's own form, so that bits are the same.
@@ -293,6 +293,25 @@ def _check_extent(network: Model, shape: tuple[int, ...], name: Path | str) -> N
             "(batch, channels, z, y, x; crop margin included): write an inference.patch_shape of "
             "that extent, or export it for any"
         )
+
+
+def _reshape(network: Model, shape: tuple[int, ...], name: Path) -> None:
+    """Give a network of a file the shape of a job's batches.
+
+    Raises:
+        EngineError: it is for batches of another number of patches, which its constants hold.
+    """
+    stated = network.inputs[0].get_partial_shape()
+    try:
+        network.reshape(list(shape))
+    except RuntimeError:
+        is_fixed = stated.rank.is_static and stated[0].is_static
+        if not is_fixed or stated[0].get_length() == shape[0]:
+            raise
+        raise EngineError(
+            f"{name} was exported for batches of {stated[0].get_length()}, and gets {shape[0]}: "
+            f"write inference.batch_size: {stated[0].get_length()}, or export it for any"
+        ) from None
 
 
 def _convert(source: Any, shape: tuple[int, ...]) -> Model:

@@ -63,6 +63,15 @@ def test_patches_of_another_extent_than_the_files_are_refused(tmp_path, suffix):
         load(model, "openvino", patch_shape=(16, 8, 8))
 
 
+def test_a_file_whose_constants_hold_its_batch_names_the_batch_size_to_write(tmp_path):
+    nodes = [node("Reshape", ["x", "s"], "y")]
+    model = save(tmp_path / "a.onnx", nodes, {"s": np.array(SHAPE, np.int64)})
+    batch = batch_of()
+    np.testing.assert_array_equal(answer(loaded(model, "openvino"), batch), batch)
+    with pytest.raises(EngineError, match="for batches of 2, and gets 3: write .*batch_size: 2"):
+        load(model, "openvino", patch_shape=SHAPE[2:], batch_size=3)
+
+
 KERNEL = np.ones((1, 1, 3, 3, 3), np.float32)
 
 
