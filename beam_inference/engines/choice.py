@@ -43,8 +43,8 @@ def engine_description(model: Network, inference: Inference) -> dict[str, str]:
         description["threads"] = str(inference.threads or 1)
     if inference.members > 1:
         description["partition"] = ",".join(map(str, inference.partition))
-    if inference.precision == "int8" and inference.patches_per_call > 1:
-        description["patches_at_once"] = "1"  # a network that was given several could mix them
+    if inference.precision == "int8":
+        description["patches_at_once"] = "1"  # one that was given several could mix them
     is_converted = engine.networks == "torch" and suffix_of(model) not in engine.suffixes
     if is_converted and engine.package != "torch":
         description["converted_from"] = f"torch {metadata.version('torch')}"

@@ -126,17 +126,14 @@ def groups(tmp_path):
 
 def test_patches_that_share_a_batch_are_not_normalised_together(int8, groups):
     patch, other = samples(1, 2)
-    expected = answer(int8(groups, batch_size=1), patch[None])[0]
+    one = int8(groups, batch_size=1)
+    expected = answer(one, patch[None])[0]
     three = int8(groups, int8.content, batch_size=3)
+    assert three.description == one.description  # the trial may choose the size
     strange = 50 * other
     answers = answer(three, np.stack([strange, patch, np.zeros_like(patch)]))
     np.testing.assert_array_equal(answers[1], expected)
     assert not np.array_equal(answers[0], answers[2])
-
-
-def test_a_job_whose_batches_were_mixed_does_not_continue(int8, groups):
-    descriptions = [int8(groups, batch_size=size).description for size in (1, 2)]
-    assert [each.get("patches_at_once") for each in descriptions] == [None, "1"]
 
 
 @pytest.mark.parametrize("suffix", ["onnx", pytest.param("xml", marks=pytest.mark.slow)])

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from beam_inference.cli.main import main
 from beam_inference.job.place import Place
 from beam_inference.job.state import State
+from beam_inference.launch import engine_trial
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.prepare import prepare
@@ -86,6 +87,19 @@ def test_bits_depend_neither_on_chunks_nor_on_the_strategy(make_job, tmp_path):
     assert main(["run", make_job("plain", precision="float32")]) == 0
     difference = read_volume(tmp_path / "plain") - first
     assert 0 < np.sqrt(np.mean(difference**2)) < 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nncf")
+def test_workers_take_the_batch_size_that_the_trial_finds(make_job, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_trial, "fastest_batch_size", lambda *_: 2)
+    for name, size in (("auto", "auto"), ("two", 2), ("one", 1)):
+        assert main(["run", make_job(name, batch_size=size)]) == 0
+    expected = read_volume(tmp_path / "one")
+    for name in ("auto", "two"):
+        np.testing.assert_array_equal(read_volume(tmp_path / name), expected)
+    job = State(f"file://{tmp_path}/auto/_beam_inference").load_job()
+    assert job.config.inference.batch_size == 2
 
 
 @pytest.mark.slow
