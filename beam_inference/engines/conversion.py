@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Literal, TextIO, cast
 
 import torch
 
@@ -57,8 +57,8 @@ def quiet_conversion(engine: str) -> Iterator[None]:
         with (
             _CONVERSION_LOCK,
             warnings.catch_warnings(),
-            redirect_stdout(io.StringIO()),
-            redirect_stderr(io.StringIO()),
+            _mute("stdout"),
+            _mute("stderr"),
             without_autocast(),
         ):
             warnings.simplefilter("ignore")
@@ -83,6 +83,48 @@ def quiet_conversion(engine: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+class _MutedStream:
+    """A text stream that drops what one thread writes, until it ends.
+
+    Args:
+        stream: the stream behind it, which gets what others write, and answers everything else.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._muted: int | None = threading.get_ident()
+
+    def end(self) -> None:
+        """Let all write from now on: somebody may have taken this for the process's stream."""
+        self._muted = None
+
+    def write(self, text: str) -> int:
+        """Write a text, unless the thread is muted."""
+        if threading.get_ident() != self._muted:
+            self._stream.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _mute(name: Literal["stdout", "stderr"]) -> Iterator[None]:
+    """Drop what the calling thread prints meanwhile; others may print, and redirect the stream."""
+    before = getattr(sys, name)
+    if before is None:  # a process without a terminal
+        yield
+        return
+    muted = _MutedStream(before)
+    setattr(sys, name, cast(TextIO, muted))
+    try:
+        yield
+    finally:
+        muted.end()
+        if getattr(sys, name) is muted:  # else another thread has put its own there meanwhile
+            setattr(sys, name, before)
 
 
 def check_one_input(count: int) -> None:

@@ -217,16 +217,23 @@ def _read_quantized(core: Core, quantized: bytes, shape: tuple[int, ...]) -> Mod
 
     Raises:
         ModelContractError: it is no network as OpenVINO saves it, or draws random numbers.
-        EngineError: it keeps a state, or is for patches of another extent.
+        EngineError: it keeps a state, or takes other batches.
     """
+    from beam_inference.engines.conversion import check_one_input
     from beam_inference.engines.openvino_operations import check_operations
 
     name = "the network of integers in the state folder"
     structure, constants = _unpack(quantized)
     check_structure(io.BytesIO(structure), name)
     network = core.read_model(structure, constants)
+    check_one_input(len(network.inputs))
     _check_stateless(network, name)
-    _check_extent(network, shape, name)
+    stated = network.inputs[0].get_partial_shape()
+    if stated.is_dynamic or list(stated.get_shape()) != list(shape):
+        raise EngineError(
+            f"{name} is for batches of the shape {stated.to_string()}, and gets {list(shape)} "
+            "(batch, channels, z, y, x; crop margin included): it is another job's"
+        )
     check_operations(network, name)
     return network
 
@@ -310,7 +317,8 @@ def _reshape(network: Model, shape: tuple[int, ...], name: Path) -> None:
             raise
         raise EngineError(
             f"{name} was exported for batches of {stated[0].get_length()}, and gets {shape[0]}: "
-            f"write inference.batch_size: {stated[0].get_length()}, or export it for any"
+            f"write inference.batch_size: {stated[0].get_length()}, or export it for any (for 1 in "
+            "precision: int8, which is calibrated on one patch at a time)"
         ) from None
 
 

@@ -72,6 +72,11 @@ class BoundingBox:
         start = zyx.maximum(self.start, other.start)
         return BoundingBox(start, zyx.maximum(start, zyx.minimum(self.stop, other.stop)))
 
+    def describe_part_inside(self, other: BoundingBox) -> str:
+        """A sentence for a message about a box that is not inside another one."""
+        part = self.intersection(other)
+        return f"The part inside is {part}." if all(part.shape) else "No part of it is inside."
+
     def contains(self, other: BoundingBox) -> bool:
         """Whether every voxel of ``other`` is in this box."""
         return all(

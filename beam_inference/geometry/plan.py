@@ -176,7 +176,7 @@ def make_plan(
         if not volume.contains(box):
             raise AlignmentError(
                 f"{name} {box} is not inside the input volume {volume} (z, y, x; stop exclusive). "
-                f"The part inside is {box.intersection(volume)}."
+                f"{box.describe_part_inside(volume)}"
             )
     domain = (domain or roi.grow(context).intersection(volume)).grow_to(patch_shape, within=volume)
     return InferencePlan(

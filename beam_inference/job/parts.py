@@ -141,7 +141,7 @@ def _crop(volume: Volume, box: Bounds | LevelsBox | None) -> Volume:
     if not volume.bounds.contains(box.box):
         raise ConfigError(
             f"input.box {box.box} is not inside the input {volume.url}, which is {volume.bounds} "
-            f"(z, y, x; stop exclusive). The part inside is {box.box.intersection(volume.bounds)}."
+            f"(z, y, x; stop exclusive). {box.box.describe_part_inside(volume.bounds)}"
         )
     return volume.crop(box.box)
 

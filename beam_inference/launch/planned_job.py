@@ -446,8 +446,8 @@ def _find_roi(
     if not voxels.bounds.contains(roi):
         raise AlignmentError(
             f"roi {roi} is not inside the input {volume.url}, which is {voxels.bounds} (z, y, x; "
-            f"stop exclusive{_of_voxels(volume, voxels)}). The part inside is "
-            f"{roi.intersection(voxels.bounds)}."
+            f"stop exclusive{_of_voxels(volume, voxels)}). "
+            f"{roi.describe_part_inside(voxels.bounds)}"
         )
     if earlier is not None and config.input.box is None:
         check_may_be_enlarged(earlier, roi)

@@ -148,7 +148,9 @@ def open_with(
     Args:
         opening: begins to open something, given the context.
         storage: the settings.
-        cache_bytes: decoded blocks that the context keeps.
+        cache_bytes: decoded blocks that the context keeps, of all that are opened with so many. By
+            default nothing is shared: what TensorStore keeps of an array for all that have it open
+            includes the units of its axes as they were when the first one opened it.
 
     Raises:
         ValueError, OSError: as TensorStore does; also if there is no answer within a minute and a
@@ -158,7 +160,9 @@ def open_with(
     # TensorStore's gcs driver knows its endpoint from the environment alone, and looks when a store
     # is opened.
     with nullcontext() if endpoint is None else set_variable("TENSORSTORE_GCS_HTTP_URL", endpoint):
-        return opening(_context(storage, cache_bytes)).result(timeout=PATIENCE_SECONDS)
+        shared = _context(storage, cache_bytes)
+        context = shared if cache_bytes else ts.Context({"cache_pool": {}}, shared)
+        return opening(context).result(timeout=PATIENCE_SECONDS)
 
 
 def open_kvstore(url: str, storage: Storage = LOCAL) -> KvStore:

@@ -118,13 +118,7 @@ def open_source(
         spec = with_settings(scale.spec, source.storage)
         check_records(spec, name, source.storage)
         _check_local_metadata(spec, name)
-        store = open_with(
-            lambda context: ts.open(
-                spec, open=True, read=True, recheck_cached_data="open", context=context
-            ),
-            source.storage,
-            cache_bytes,
-        )
+        store = _open_array(spec, source.storage, cache_bytes)
     except (ValueError, OSError, TypeError) as error:
         raise VolumeError(f"cannot open the volume {name}: {_explain(error)}") from None
     volume = as_volume(name, store, scale.group_scale, source.select, booleans=booleans)
@@ -136,6 +130,24 @@ def open_source(
         suffixes = PACKED_SUFFIXES if isinstance(volume, PackedVolume) else ()
         check_block_names(name, volume.stored_spec, suffixes)
     return volume
+
+
+def _open_array(spec: Json, storage: Storage, cache_bytes: int) -> ts.TensorStore:
+    """Open an array, with blocks that are kept for all that open it, if it is the same still.
+
+    Raises:
+        ValueError, OSError, TypeError: as TensorStore does.
+    """
+
+    def open_it(context: ts.Context) -> ts.Future[ts.TensorStore]:
+        return ts.open(spec, open=True, read=True, recheck_cached_data="open", context=context)
+
+    store = open_with(open_it, storage)
+    if not cache_bytes:
+        return store
+    keeping = open_with(open_it, storage, cache_bytes)
+    is_same = (keeping.domain, keeping.dimension_units) == (store.domain, store.dimension_units)
+    return keeping if is_same else store
 
 
 def _check_local_metadata(spec: Json, name: str) -> None:

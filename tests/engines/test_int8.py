@@ -191,6 +191,30 @@ def test_a_network_that_would_stay_in_float32_is_refused(int8):
         int8(toy("conv", output_channels=2))
 
 
+def test_a_network_of_integers_for_other_batches_is_refused(int8):
+    int8(batch_size=1)
+    job = job_config(FIB25, engine="openvino", precision="int8", patch_shape=(16, 16, 32))
+    message = r"integers in the state folder is for batches of the shape \[1,1,8,16,32\], and gets"
+    with pytest.raises(EngineError, match=message):
+        load_predictor(job.model, job.inference, quantized=int8.content)
+
+
+def test_a_network_of_integers_of_several_inputs_is_refused(int8, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    int8(batch_size=1)
+    size = 8 + int.from_bytes(int8.content[:8])
+    network = openvino.Core().read_model(int8.content[8:size], int8.content[size:])
+    another = openvino.opset13.parameter([1], name="another")
+    network.add_parameters([another])
+    end = network.outputs[0].get_node().input(0)
+    end.replace_source_output(openvino.opset13.add(end.get_source_output(), another).output(0))
+    openvino.serialize(network, tmp_path / "net.xml", tmp_path / "net.bin")
+    forged = (tmp_path / "net.xml").read_bytes()
+    forged = len(forged).to_bytes(8) + forged + (tmp_path / "net.bin").read_bytes()
+    with pytest.raises(EngineError, match="takes 2 inputs; expected one"):
+        int8(content=forged, batch_size=1)
+
+
 @pytest.mark.slow
 def test_pytorch_computes_the_same_bits_after_nncf_was_imported(int8):
     torch.manual_seed(0)

@@ -39,3 +39,5 @@ def test_crop_has_a_lattice_per_chunk_over_its_core_and_margin():
 def test_an_roi_outside_the_volume_is_refused_naming_the_part_inside():
     with pytest.raises(AlignmentError, match=r"The part inside is \[2, 2, 2 to 20, 20, 20\)"):
         plan_of(cube(2, 30), (4,) * 3, (0,) * 3, (8,) * 3, volume=cube(0, 20))
+    with pytest.raises(AlignmentError, match=r"exclusive\). No part of it is inside\.$"):
+        plan_of(cube(20, 30), (4,) * 3, (0,) * 3, (8,) * 3, volume=cube(0, 20))

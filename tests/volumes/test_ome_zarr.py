@@ -148,9 +148,7 @@ def test_without_any_transformation_nobody_knows_a_voxel_size(absent):
 
 @pytest.mark.parametrize("size", [0, -8, 10**400, float("inf"), float("nan")])
 def test_a_scale_that_is_no_size_is_refused(size):
-    with pytest.raises(
-        VolumeError, match="its multiscales cannot be understood: (the axis z|expected)"
-    ):
+    with pytest.raises(VolumeError, match=r"multiscales cannot be understood: (?!\w*Error)"):
         origins([([size, 8, 8],)])
     assert origins([([8, 8, 8],)])
 

@@ -2,7 +2,9 @@
 
 import json
 import math
+import shutil
 import uuid
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +35,18 @@ def spec_of(tmp_path, **changes):
         "voxel_size_nm": (40.0, 8.0, 8.0),
     }
     return OutputSpec(**values | changes)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_output_that_took_another_ones_place_states_its_own_voxel_size(tmp_path, format):
+    """The first one is held open, as by a worker of an earlier job of the process."""
+    spec = spec_of(tmp_path, format=format)
+    first = create_output(spec)
+    shutil.rmtree(tmp_path / "out")
+    other = replace(spec, voxel_size_nm=(50.0, 9.0, 9.0))
+    assert create_output(other).voxel_size_nm == (50.0, 9.0, 9.0)
+    assert open_output(other).voxel_size_nm == (50.0, 9.0, 9.0)
+    assert first.voxel_size_nm == (40.0, 8.0, 8.0)
 
 
 def test_an_existing_output_is_reused_if_it_agrees(tmp_path):

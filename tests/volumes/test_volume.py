@@ -1,5 +1,6 @@
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -47,6 +48,21 @@ def test_what_is_written_is_read_in_zyx_with_its_voxel_size(tmp_path, format):
     np.testing.assert_array_equal(
         open_volume(url, channel=[1, 0, 1]).read(BOX), numpy_read(BOX)[[1, 0, 1]]
     )
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+@pytest.mark.parametrize("format", ["precomputed", "zarr3", "zarr2", "n5"])
+def test_a_volume_that_took_another_ones_place_is_read_anew(tmp_path, format, cache_bytes):
+    """The first one is held open, as in a notebook."""
+    url = write_volume(tmp_path / "v", ARRAY, voxel_size_nm=(40.0, 8.0, 8.0), format=format)
+    write_volume(tmp_path / "w", ARRAY + 1, voxel_size_nm=(50.0, 8.0, 8.0), format=format)
+    former = open_source(VolumeSource(url), cache_bytes=cache_bytes)
+    np.testing.assert_array_equal(former.read(BOX), numpy_read(BOX))
+    shutil.rmtree(tmp_path / "v")
+    (tmp_path / "w").rename(tmp_path / "v")
+    volume = open_source(VolumeSource(url), cache_bytes=cache_bytes)
+    assert volume.voxel_size_nm == pytest.approx((50, 8, 8))
+    np.testing.assert_array_equal(volume.read(BOX), numpy_read(BOX) + 1)
 
 
 def test_n5_lists_its_axes_x_first(tmp_path):
