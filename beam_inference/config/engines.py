@@ -44,7 +44,7 @@ class LoadRequest:
             arrays; or the local path of a file with one of the engine's suffixes.
         kind: what the network is; "module" for a file.
         batch_shape: shape of the job's batches, (N, C, Z, Y, X), or (N, C, Y, X) if ``model.dims``
-            is 2.
+            is 2; of one patch, with ``quantized``.
         device: the device as PyTorch names it, such as "cpu" or "cuda:0".
         weights: the local path of ``model.weights``, for a file; None if the job names none.
         model: the job's section ``model``.
