@@ -138,7 +138,7 @@ class ChunkInference:
     Attributes:
         batch_size: patches per network call; smaller than at the start once the device was out of
             memory.
-        answers: kept predictions, by batch size and the value of each channel.
+        answers: kept predictions, by batch size and what the patch's one value is.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class ChunkInference:
         fill: NetworkFill | None = None,
     ) -> None:
         self.batch_size = batch_size
-        self.answers: dict[tuple[float, ...], Any] = {}
+        self.answers: dict[tuple[int, bytes], Any] = {}
         self._predictor = predictor
         self._normalize = normalize
         self._channels = channels
@@ -258,7 +258,7 @@ class ChunkInference:
         value = patches.uniform_value(index)
         if value is None or (self._fill and patches.beyond(index, self._fill.volume)):
             return _Answer(index, None)
-        key = (batch_size, *value)  # in another size of batch the bits may differ
+        key = (batch_size, value)  # in another size of batch the bits may differ
         if key not in self.answers and len(self.answers) < self._uniform_answers:
             prediction = self._predict([Row(patches, index)], batch, batch_size)[0]
             self.answers[key] = self._predictor.device.copy(prediction)

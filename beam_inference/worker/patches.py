@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from beam_inference.engines.protocol import Device
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_work import ChunkWork
@@ -90,6 +92,7 @@ class ChunkPatches:
         self.slices = [axis_slices(work, axis) for axis in range(3)]
         self.known = cutout.predictions
         self._array = cutout.array[part]
+        self._bits = self._array.view(f"u{self._array.itemsize}")
         self._volume = cutout.on_device()[part]
 
     @property
@@ -98,15 +101,21 @@ class ChunkPatches:
         patch = grown_shape(self.work.lattice.patch_shape, self.work.crop_margin)
         return (self._array.shape[0], *patch)
 
-    def uniform_value(self, index: Zyx) -> tuple[float, ...] | None:
-        """Value of each channel if the patch is one value throughout; None if it is not."""
-        patch = self._array[self._input_slices(index)]
+    def uniform_value(self, index: Zyx) -> bytes | None:
+        """Dtype and bytes of each channel's value if the patch is one throughout; None if not.
+
+        Bits are compared, because a network may tell -0.0 from 0.0. NaN is no value.
+        """
+        where = self._input_slices(index)
+        patch = self._bits[where]
         first = patch[:, :1, :1, :1]
         # Most patches differ at a glance: only the others are looked at voxel by voxel.
         parts = (patch[:, :1, :1], patch[:, ::7, ::7, ::7], patch)
         if not all((part == first).all() for part in parts):
             return None
-        return tuple(first.ravel().tolist())
+        if np.isnan(self._array[where][:, :1, :1, :1]).any():
+            return None
+        return self._array.dtype.str.encode() + first.tobytes()
 
     def beyond(self, index: Zyx, volume: BoundingBox) -> list[tuple[slice, slice, slice]]:
         """Parts of a patch's input, which may overlap, that lie beyond the volume."""

@@ -302,7 +302,7 @@ def test_uniform_patches_are_computed_once_and_the_bits_stay(batch_size, chunk):
         found = infer(inference, cut_out(array, plan, work.input_box), work)
         result[(slice(None), *work.core_box.slices_in(plan.chunks.roi))] = found.core
         counted += found.uniform_patches
-    assert set(inference.answers) == {(batch_size, 0), (batch_size, 7)}
+    assert set(inference.answers) == {(batch_size, b"|u1\0"), (batch_size, b"|u1\7")}
     uniform = sum(
         np.ptp(cut_out(array, plan, plan.lattice.patch_box(i))) == 0 for i in all_patches(plan)
     )
@@ -351,6 +351,21 @@ def test_values_beyond_the_few_that_are_kept_and_nan_are_computed():
         infer_once(cut_out(nothing, plan, work.input_box), work, NumpyNetwork(), 1, 2)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_network_may_tell_the_two_zeros_apart(dtype, mixed):
+    array = np.zeros((17, 23, 29), dtype)
+    array[:, :, 13:] = -0.0
+    if mixed:  # as a volume that was multiplied by a mask has them
+        array[np.random.default_rng(0).random(array.shape) < 0.5] *= -1
+    plan = small_plan(chunk=(17, 23, 29))
+    work = plan.work(0)
+    network = NumpyNetwork(lambda batch: np.copysign(np.float32(1), batch))
+    found = infer_once(cut_out(array, plan, work.input_box), work, network, 1, 2, bound=1.0)
+    np.testing.assert_allclose(found.core[0], np.copysign(1, array), atol=1e-6)
+    assert (found.uniform_patches > 0) is not mixed
+
+
 def test_channels_are_uniform_each_in_its_own_value():
     plan = small_plan(chunk=(17, 23, 29))
     array = np.stack(
@@ -367,10 +382,10 @@ def test_a_halved_batch_forgets_the_answers_of_the_larger_one():
     work = plan.work(0)
     network = NumpyNetwork(position_dependent, largest_batch=2)
     inference = ChunkInference(network, unchanged, 2, 8, 2048.0)
-    inference.answers[8, 0] = "of another batch size"
+    inference.answers[8, b"|u1\0"] = "of another batch size"
     found = infer(inference, cut_out(padded_volume(), plan, work.input_box), work)
     assert (found.batch_size, set(network.batches)) == (2, {2})
-    assert set(inference.answers) == {(2, 0), (2, 7)}
+    assert set(inference.answers) == {(2, b"|u1\0"), (2, b"|u1\7")}
 
 
 @pytest.mark.parametrize("device", [NumpyDevice, RemoteDevice])
