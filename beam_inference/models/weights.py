@@ -62,10 +62,11 @@ def fit_weights(
     Raises:
         ModelContractError: they do not fit each other.
     """
-    for prefix in WRAPPERS:
-        if all(key.startswith(prefix) for key in state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
     own = module.state_dict()
+    for prefix in WRAPPERS:
+        is_own = not own.keys().isdisjoint(state)  # a network may have such an attribute itself
+        if not is_own and all(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
     state = _without_holder(state, own)
     _refuse_other_numbers(state, own, source)
     try:

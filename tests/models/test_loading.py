@@ -128,6 +128,34 @@ def test_weights_in_every_form(tmp_path, trained, kind):
     np.testing.assert_array_equal(predict(toy("conv", weights=str(path))), expected(trained))
 
 
+HOLDER = """
+import torch
+
+class Holder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.{name} = torch.nn.Conv3d(1, 1, 1)
+
+    def forward(self, batch):
+        return self.{name}(batch)
+"""
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+@pytest.mark.parametrize("wrapper", ["", "module.", "_orig_mod."])
+@pytest.mark.parametrize("name", ["module", "_orig_mod"])
+def test_a_network_may_have_an_attribute_of_a_wrappers_name(tmp_path, name, wrapper, suffix):
+    (tmp_path / "net.py").write_text(HOLDER.format(name=name))
+    torch.manual_seed(0)
+    network = load_object(f"{tmp_path}/net.py:Holder")()
+    state = {f"{wrapper}{key}": value for key, value in network.state_dict().items()}
+    path = tmp_path / f"w.{suffix}"
+    save = safetensors.torch.save_file if suffix == "safetensors" else torch.save
+    save(state, path)
+    model = {"path": f"{tmp_path}/net.py:Holder", "weights": str(path)}
+    np.testing.assert_allclose(predict(model), expected(network), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("names", [["net.weight", "net.bias", "loss.weight"], ["", "net.bias"]])
 def test_names_are_kept_where_the_networks_own_would_not_be_left(tmp_path, names):
     torch.save(dict.fromkeys(names, torch.ones(1)), tmp_path / "w.pt")
