@@ -64,9 +64,12 @@ def fit_weights(
     """
     own = module.state_dict()
     for prefix in WRAPPERS:
-        is_own = not own.keys().isdisjoint(state)  # a network may have such an attribute itself
-        if not is_own and all(key.startswith(prefix) for key in state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
+        if all(key.startswith(prefix) for key in state):
+            bare = {key.removeprefix(prefix): value for key, value in state.items()}
+            fitting = len(own.keys() & state.keys())
+            # a network may have such an attribute itself
+            if fitting == 0 or len(own.keys() & bare.keys()) > fitting:
+                state = bare
     state = _without_holder(state, own)
     _refuse_other_numbers(state, own, source)
     try:
