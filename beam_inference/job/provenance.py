@@ -20,13 +20,19 @@ from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job_file import rename_paths
 from beam_inference.config.normalize import holes_of, rename_levels
 from beam_inference.config.storage import Storage
+from beam_inference.errors import ModelContractError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.recorded_paths import RecordedPaths
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.state import network_key
 from beam_inference.models.fetch import local_model
-from beam_inference.models.hashes import hash_files
+from beam_inference.models.hashes import (
+    HashedFile,
+    hash_files,
+    model_sha256,
+    network_file_states,
+)
 from beam_inference.volumes.provenance import change_provenance, read_provenance
 
 RUN = "beam-inference run"
@@ -208,11 +214,25 @@ def _job_record(job: ResolvedJob) -> ProvenanceRecord:
     )
 
 
+def _network_files(job: ResolvedJob) -> list[HashedFile]:
+    """The files of a job's network, each with its hash; raises as :func:`needed_files`."""
+    network = local_model(job.config.model, job.config.storage, job.model_sha256)
+    before = network_file_states(network)
+    files = hash_files(network)
+    if model_sha256(network) != job.model_sha256 or network_file_states(network) != before:
+        raise ModelContractError(
+            "the network's files were written or replaced since they were loaded, so the output's "
+            "record would name others than those that make it. Restore them, and give the same "
+            "command again."
+        )
+    return files
+
+
 def needed_files(job: ResolvedJob) -> Iterator[NeededFile]:
     """What a job has read, with the hashes of files; all is named as the output's record names it.
 
     Raises:
-        UserError: a file of the network is gone.
+        UserError: a file of the network is gone, or another than the job's.
     """
     config = job.config
     paths = RecordedPaths(config.output.path)
@@ -232,7 +252,7 @@ def needed_files(job: ResolvedJob) -> Iterator[NeededFile]:
     holes = holes_of(config.model.normalize)
     if holes is not None:
         yield NeededFile(key="model.normalize", name=name(holes.path), sha256=holes.sha256)
-    for file in hash_files(local_model(config.model, config.storage, job.model_sha256)):
+    for file in _network_files(job):
         yield NeededFile(key=file.key, name=file.name, sha256=file.sha256)
     if job.quantized_sha256 is not None:
         yield NeededFile(

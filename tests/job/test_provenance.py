@@ -8,16 +8,19 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from helpers import POSITION, TOYS, job_values, write_job, write_levels, write_volume
+import torch
+from helpers import POSITION, TOYS, job_values, toy, write_job, write_levels, write_volume
 from pydantic import BaseModel
 
 from beam_inference.cli.main import main
 from beam_inference.config.fields import Url, WritableUrl
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
-from beam_inference.errors import StateError
+from beam_inference.errors import ModelContractError, StateError
+from beam_inference.job import provenance
 from beam_inference.job.provenance import record_job
 from beam_inference.launch.prepare import prepare
+from beam_inference.models.hashes import hash_files
 from beam_inference.models.local_files import file_sha256
 from beam_inference.operators.own import Own
 from beam_inference.volumes.conditional_writes import change_json
@@ -58,6 +61,42 @@ def test_an_output_tells_of_its_job_before_the_first_chunk(format, volume_at_zer
     assert entry["job"]["config"]["inference"]["blend"] == "bump"
     assert entry["job"]["config"]["inference"]["augment"] == "none"
     assert entry["job"]["config"]["output"]["path"] == "."
+
+
+@pytest.mark.parametrize("is_put_back", [False, True])
+def test_files_of_the_network_that_are_exchanged_meanwhile_are_not_recorded(
+    volume_in, tmp_path, monkeypatch, is_put_back
+):
+    weights = tmp_path / "weights.pt"
+    network = torch.nn.Conv3d(1, 2, 3, padding=1)
+
+    def write(value):
+        draft = tmp_path / "draft"
+        torch.save(
+            {key: torch.full_like(v, value) for key, v in network.state_dict().items()}, draft
+        )
+        draft.replace(weights)
+
+    def hash_others(model):
+        write(2)
+        files = hash_files(model)
+        if is_put_back:
+            write(1)
+        return files
+
+    write(1)
+    sha256 = file_sha256(weights)
+    model = toy("conv", weights=str(weights), output_channels=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(provenance, "hash_files", hash_others)
+        with pytest.raises(
+            ModelContractError, match="files were written or replaced since they were"
+        ):
+            launch(tmp_path, volume_in, model=model)
+    write(1)
+    launch(tmp_path, volume_in, model=model)
+    (entry,) = entries(tmp_path)
+    assert [each["sha256"] for each in entry["needs"] if each["key"] == "model.weights"] == [sha256]
 
 
 OTHERWISE = {
