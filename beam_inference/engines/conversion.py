@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO, cast
 
@@ -105,6 +105,11 @@ class _MutedStream:
         if threading.get_ident() != self._muted:
             self._stream.write(text)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

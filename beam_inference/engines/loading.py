@@ -450,7 +450,7 @@ def _integer_forward(
 ) -> Callable[[Any], Any]:
     """The forward pass of a network of integers, which was made for batches of one patch.
 
-    Constants of its may hold that number, so it is given no larger batch.
+    Its constants may hold that number, so it is given no larger batch.
     """
     one_patch = inference.model_copy(update={"batch_size": 1})
     request = replace(_request(source, model, one_patch), quantized=quantized)

@@ -312,13 +312,13 @@ def _reshape(network: Model, shape: tuple[int, ...], name: Path) -> None:
     try:
         network.reshape(list(shape))
     except RuntimeError:
-        is_fixed = stated.rank.is_static and stated[0].is_static
-        if not is_fixed or stated[0].get_length() == shape[0]:
+        if stated.rank.is_dynamic or stated[0].is_dynamic or stated[0].get_length() == shape[0]:
             raise
+        patches = stated[0].get_length()
         raise EngineError(
-            f"{name} was exported for batches of {stated[0].get_length()}, and gets {shape[0]}: "
-            f"write inference.batch_size: {stated[0].get_length()}, or export it for any (for 1 in "
-            "precision: int8, which is calibrated on one patch at a time)"
+            f"{name} was exported for batches of {patches}, and gets {shape[0]}: write "
+            f"inference.batch_size: {patches}, or export it for any (for 1 in precision: int8, "
+            "which is calibrated on one patch at a time)"
         ) from None
 
 

@@ -36,6 +36,7 @@ class Converting(threading.Thread):
 def fail():
     with quiet_conversion("openvino"):
         print("of the conversion")
+        sys.stdout.writelines(["of the ", "conversion"])
         raise ValueError("no")
 
 
