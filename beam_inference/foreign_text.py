@@ -57,6 +57,9 @@ _SECRET_NAME = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE
 # All but tab and newline: of terminals, of the direction of writing, other ends of lines, and
 # halves of characters, which cannot be printed at all.
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
+_REASON = re.compile(r"^[\w.]+: ", re.MULTILINE)
+"""What a traceback ends in: the error's class, before what it says."""
+
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -113,13 +116,20 @@ def describe_error(error: BaseException, *, with_type: bool = True) -> str:
     """
     name = type(error).__name__
     try:
-        text = " ".join(str(error).split())
+        text = " ".join(_without_trace(str(error)).split())
     except Exception:  # an error of somebody else's class may fail at this, too
         text = ""
     if not text:
         return name
     text = _cut(clean_text(text), _LONGEST_ERROR)
     return f"{name}: {text}" if with_type else text
+
+
+def _without_trace(text: str) -> str:
+    """What TorchScript says of an error, without its two tracebacks, which come first."""
+    _, header, rest = text.rpartition("Traceback of TorchScript")
+    reason = _REASON.search(rest) if header else None
+    return text if reason is None else rest[reason.end() :]
 
 
 def shorten_value(value: object) -> str:

@@ -36,6 +36,16 @@ SECRETS = [
     "https://user:x\u2028planted@host/em",
     "https://host/em?token=x\x85planted",
 ]
+TRACED = """The following operation failed in the TorchScript interpreter.
+Traceback of TorchScript, serialized code (most recent call last):
+  File "code/__torch__/net.py", line 14, in forward
+    return (_2).forward(input1, )
+            ~~~~~~~~~~~ <--- HERE
+
+Traceback of TorchScript (most recent call last):
+/home/net.py(730): forward
+RuntimeError: expected 1: found 2
+"""
 PLAIN = [
     "http://localhost:8080/a@b",
     "gs://bucket/net.py:factory",
@@ -140,6 +150,8 @@ def test_errors_of_others_become_one_clean_line():
     assert describe_error(ValueError()) == "ValueError"
     assert describe_error(Unspeakable()) == "Unspeakable"
     assert describe_error(ValueError("\x1b[2J")) == r"ValueError: \x1b[2J"
+    assert describe_error(ValueError(TRACED)) == "ValueError: expected 1: found 2"
+    assert "Traceback of" in describe_error(ValueError(TRACED.partition("Runtime")[0]))
     assert len(describe_error(ValueError("x" * 10**6))) < 600
 
 

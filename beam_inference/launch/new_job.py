@@ -139,7 +139,8 @@ def make_job(
     ]
     cautions = [*package.recipe.cautions, *grid.cautions]
     text = _write_text(package, settings, cautions)
-    config = parse_job_text(text, folder, "the job file")
+    would_be = f"the job that would run {package.path} over {input_path} into {output_path}"
+    config = parse_job_text(text, folder, would_be)
     return NewJob(text, config, cautions, grid.scale)
 
 

@@ -241,6 +241,10 @@ def read_description(root: Traversable) -> Description:
             f"{file}: the model has {len(tensors.inputs)} inputs and {len(tensors.outputs)} "
             f"outputs ({', '.join(names)}); models with one of each are run here"
         )
+    input = tensors.inputs[0]
+    output = _with_channels(tensors.outputs[0], input)
+    _check_sizes(input, input.axes, file)
+    _check_sizes(output, [axis for axis in output.axes if axis.name == "channel"], file)
     known = [_weights(header.weights[form], form, file) for form in FORMS if form in header.weights]
     return Description(
         root,
@@ -251,8 +255,8 @@ def read_description(root: Traversable) -> Description:
             "licence": header.license or "not stated",
             "format": f"bioimage.io {header.format_version}",
         },
-        tensors.inputs[0],
-        _with_channels(tensors.outputs[0], tensors.inputs[0]),
+        input,
+        output,
         known,
         [form for form in header.weights if form not in FORMS],
         _tolerances(header.config, file),
@@ -269,6 +273,17 @@ def _with_channels(output: Tensor, input: Tensor) -> Tensor:
         return replace(axis, least=axis.least + following, ratio=Fraction(0))
 
     return replace(output, axes=[count(axis) for axis in output.axes])
+
+
+def _check_sizes(tensor: Tensor, axes: Sequence[Axis], file: Traversable) -> None:
+    """Refuse axes whose sizes follow others, and leave nothing."""
+    for axis in axes:
+        if axis.least < 1:
+            raise ModelContractError(
+                f"{file}: by what its axis {shorten_text(axis.name)} follows, "
+                f"{shorten_text(tensor.name)} has the size {axis.least} along it; expected 1 or "
+                "more. Mend the offset or the scale."
+            )
 
 
 class _Header(ForeignModel):
@@ -412,7 +427,11 @@ def _axis_05(
     made = Axis(axis.name, 1, halo=axis.halo, size=axis.scale, unit=axis.unit)
     size = axis.size
     if axis.type == "channel":
-        return replace(made, least=len(axis.channel_names) or 1)
+        if not axis.channel_names:
+            raise ModelContractError(
+                f"{file}: an axis of channels has no channel_names; expected one for each channel"
+            )
+        return replace(made, least=len(axis.channel_names))
     if axis.type == "batch":
         return made
     if isinstance(size, int):
@@ -466,7 +485,7 @@ class _Shape04(ForeignModel):
     min: list[Extent] = Field([])
     step: list[Annotated[int, Field(ge=0, le=1 << 20)]] = Field([])
     reference_tensor: str | None = None
-    scale: list[Annotated[FiniteFloat, Field(ge=0)] | None] = Field([])
+    scale: list[Annotated[FiniteFloat, Field(ge=0, le=_FARTHEST)] | None] = Field([])
     offset: list[Annotated[FiniteFloat, Field(ge=-_FARTHEST, le=_FARTHEST)]] = Field([])
 
 
@@ -505,21 +524,23 @@ def _tensor_04(tensor: _Tensor04, tests: Sequence[str], file: Traversable) -> Te
     count = len(tensor.axes)
     halo = tensor.halo or [0] * count
     if isinstance(shape, list):
-        sizes = [(size, 0, Fraction(0)) for size in shape]
-    elif shape.reference_tensor is not None:
-        sizes = [
-            (round(2 * offset), 0, Fraction(scale or 0).limit_denominator(64))
-            for scale, offset in zip(shape.scale, shape.offset, strict=False)
-        ]
-    else:
-        sizes = [
-            (least, step, Fraction(0)) for least, step in zip(shape.min, shape.step, strict=False)
-        ]
-    if len(sizes) != count or len(halo) != count:
+        shape = _Shape04(min=shape, step=[0] * len(shape))
+    follows = shape.reference_tensor is not None
+    lists = [shape.offset, shape.scale] if follows else [shape.min, shape.step]
+    if any(len(each) != count for each in (halo, *lists)):
         raise ModelContractError(
             f"{file}: {shorten_text(tensor.name)} has the axes {shorten_text(tensor.axes)}, but "
             "its shape or halo has another number of axes"
         )
+    if follows:
+        sizes = [
+            (round(2 * offset), 0, Fraction(scale or 0).limit_denominator(64))
+            for scale, offset in zip(shape.scale, shape.offset, strict=True)
+        ]
+    else:
+        sizes = [
+            (least, step, Fraction(0)) for least, step in zip(shape.min, shape.step, strict=True)
+        ]
     axes = [
         Axis(_AXES_04.get(letter, letter), least, step, ratio, margin)
         for letter, (least, step, ratio), margin in zip(tensor.axes, sizes, halo, strict=True)

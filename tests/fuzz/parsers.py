@@ -1023,6 +1023,7 @@ def _package(
 
     def parse(content: bytes, folder: Path) -> object:
         from beam_inference.launch.new_job import describe_package
+        from beam_inference.launch.package_trial import try_package
         from beam_inference.models.packages import open_package
 
         for each, sound in files().items():
@@ -1031,8 +1032,10 @@ def _package(
         values = describe_package(str(folder / "p"), None).recipe.values
         yaml.safe_dump(values)
         with open_package(folder / "p") as package:
-            package.network.sample()
+            has_example = package.network.sample() is not None
             package.network.load(is_trusted=False)
+        if has_example:
+            try_package(str(folder / "p"), None)
         return values
 
     return Parser(name, lambda: [files()[file], *more_seeds()], parse, words)

@@ -260,6 +260,14 @@ def test_what_is_no_package_is_told(folder, capsys):
     assert not (folder / "job.yaml").exists()
 
 
+def test_what_a_package_asks_for_and_no_job_can_do_names_the_package(folder):
+    properties = made.CT_PROPERTIES | {"percentile_99_5": 5.0}
+    plans = made.plans(foreground_intensity_properties_per_channel={"0": properties})
+    package = describe_package(remake(folder, made=plans), None)
+    with pytest.raises(ConfigError, match=r"would run .*model over em into out is not a valid job"):
+        make_job(package, "em", "out", folder)
+
+
 def test_what_is_no_volume_is_told(folder):
     with pytest.raises(VolumeError, match="no volume lies at absent"):
         make_job(describe_package("model", None), "absent", "out", folder)

@@ -13,6 +13,7 @@ import torch
 
 from beam_inference.config.network import Network
 from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.launch.new_job import describe_package
 from beam_inference.launch.package_trial import try_package
 from beam_inference.models.bioimageio import KIND
 from beam_inference.models.hashes import model_sha256
@@ -115,6 +116,48 @@ def test_channels_of_the_former_format_that_follow_the_inputs(tmp_path, channels
     values = recipe(made.make_package(tmp_path / "p", content, channels=channels)).values
     assert values["model.input_channels"] == channels
     assert values["model.output_channels"] == channels + 1
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.2, -3.0])
+@pytest.mark.parametrize("read", [describe_package, try_package])
+def test_an_output_of_no_channels_is_refused(read, offset, tmp_path):
+    content = made.described_04()
+    content["outputs"][0]["shape"]["offset"][1] = offset
+    folder = made.make_package(tmp_path / "p", content)
+    with pytest.raises(ModelContractError, match=rf"answer has the size {2 * offset:.0f} along it"):
+        read(str(folder), None)
+
+
+def test_an_input_axis_that_follows_another_leaves_something(tmp_path):
+    content = made.described()
+    content["inputs"][0]["axes"][3]["size"] = {"tensor_id": "raw", "axis_id": "y", "offset": -16}
+    with pytest.raises(ModelContractError, match="its axis x follows, raw has the size 0 along it"):
+        recipe(made.make_package(tmp_path / "p", content))
+
+
+@pytest.mark.parametrize("names", [[], None])
+@pytest.mark.parametrize("end", ["inputs", "outputs"])
+def test_channels_without_names_are_refused(end, names, tmp_path):
+    content = made.described()
+    axis = content[end][0]["axes"][1]
+    axis["channel_names"] = names
+    if names is None:
+        del axis["channel_names"]
+    with pytest.raises(ModelContractError, match="an axis of channels has no channel_names"):
+        recipe(made.make_package(tmp_path / "p", content))
+
+
+@pytest.mark.parametrize(
+    ("end", "name"),
+    [("inputs", "min"), ("inputs", "step"), ("outputs", "scale"), ("outputs", "offset")],
+)
+@pytest.mark.parametrize("is_longer", [False, True])
+def test_lists_of_another_number_of_axes_are_refused(end, name, is_longer, tmp_path):
+    content = made.described_04()
+    numbers = content[end][0]["shape"][name]
+    content[end][0]["shape"][name] = [numbers[0], *numbers] if is_longer else numbers[1:]
+    with pytest.raises(ModelContractError, match="shape or halo has another number of axes"):
+        recipe(made.make_package(tmp_path / "p", content))
 
 
 def test_a_volume_of_three_dimensions(tmp_path):
@@ -546,12 +589,15 @@ def test_two_tensors_of_one_name_are_refused_as_they_should_be(tmp_path):
         KIND.read(tmp_path, None)
 
 
+CHANNEL = {"type": "channel", "channel_names": ["a"]}
+
+
 @pytest.mark.parametrize(
     "axes",
     [
-        [{"type": "batch"}, {"type": "channel"}, {"type": "space", "id": "y", "size": 8}],
-        [{"type": "channel"}, {"type": "batch"}],
-        [{"type": "batch"}, {"type": "channel"}, {"type": "time", "size": 8}],
+        [{"type": "batch"}, CHANNEL, {"type": "space", "id": "y", "size": 8}],
+        [CHANNEL, {"type": "batch"}],
+        [{"type": "batch"}, CHANNEL, {"type": "time", "size": 8}],
     ],
 )
 def test_other_axes_are_named(axes, tmp_path):
