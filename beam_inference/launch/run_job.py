@@ -422,7 +422,7 @@ def _compare_with_former(work: ChunksToDo, chunks: Sequence[int]) -> Redone | No
     former = {each.chunk: each for each in work.state.read_former_receipts(work.launch.id, chunks)}
     if not former:
         return None
-    outputs = {key: open_output(output_spec(work.job, key)) for key in work.job.config.output_keys}
+    outputs = {key: open_output(output_spec(work.job, key)) for key in work.job.config.written_keys}
     present = {key: output for key, output in outputs.items() if output is not None}
     if len(present) < len(outputs):
         return None  # the launch has told that it is gone

@@ -86,9 +86,12 @@ def _changed_values(draw: DrawFn, values: Sequence[Any], dump: Callable[[Any], b
         if not places:
             break
         container, key = draw(st.sampled_from(places))
-        kind = draw(st.sampled_from(("replace", "replace", "replace", "delete", "add", "wrap")))
+        kind = draw(st.sampled_from((*["replace", "resemble"] * 2, "delete", "add", "wrap")))
         if kind == "replace":
             container[key] = copy.deepcopy(draw(st.sampled_from(HOSTILE_VALUES)))
+        elif kind == "resemble":
+            alike = _alike(container[key], [each[name] for each, name in places])
+            container[key] = copy.deepcopy(draw(st.sampled_from(alike)))
         elif kind == "delete":
             del container[key]
         elif kind == "wrap":
@@ -102,6 +105,14 @@ def _changed_values(draw: DrawFn, values: Sequence[Any], dump: Callable[[Any], b
         return dump(value)
     except (ValueError, yaml.YAMLError):  # integers of 5000 digits, which Python does not print
         return b"{"
+
+
+def _alike(value: Any, others: Sequence[Any]) -> list[Any]:
+    """Values that may stand in a value's place, and mean something else there."""
+    alike = [other for other in others if type(other) is type(value)]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        alike += [value + 1, value - 1, -value, 2 * value, value / 2 if value < 2**64 else 0]
+    return alike
 
 
 def _places(value: Any) -> Any:

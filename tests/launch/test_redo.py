@@ -39,6 +39,22 @@ def test_named_chunks_are_done_again_and_their_receipts_kept(path, tmp_path, cap
     assert main(["verify", path, "--deep"]) == 0
 
 
+def test_chunks_of_several_outputs_with_previews_are_compared(job, tmp_path, capsys):
+    preview = {"scale": [1, 1, 2], "value_range": [0, 255]}
+    further = {"path": str(tmp_path / "further"), "preview": preview}
+    path = job(output={"preview": preview}, outputs={"further": further})
+    assert main(["run", path]) == 0
+    assert main(["run", path, "--chunks", "0-1", "--redo"]) == 0
+    assert "2 chunks were done again, with the same values as before" in capsys.readouterr().out
+    (folder,) = (tmp_path / "further_preview").glob("[0-9]*_*_*")
+    damaged = sorted(folder.iterdir())[0]
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    assert main(["verify", path, "--deep"]) == 1
+    assert "outputs.further.preview: " in capsys.readouterr().out
+    assert main(["run", path, "--chunks", "0-17", "--redo"]) == 0
+    assert main(["verify", path, "--deep"]) == 0
+
+
 def test_a_damaged_chunk_is_mended_by_redo(path, tmp_path):
     assert main(["run", path]) == 0
     expected = read_volume(tmp_path / "out")
