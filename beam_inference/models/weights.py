@@ -12,8 +12,15 @@ import torch
 
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError, PickledCode
-from beam_inference.foreign_text import shorten_value
+from beam_inference.foreign_text import describe_error, shorten_value
 from beam_inference.models.archive import is_archive, open_archive
+from beam_inference.models.module_versions import (
+    KEY,
+    read_versions,
+    versions_of,
+    with_versions,
+    without_prefix,
+)
 from beam_inference.models.pickle_bounds import NotFollowed, PickleOutOfBounds
 from beam_inference.models.pickles import first_line, unpickle
 from beam_inference.models.saved_pickles import check_saved
@@ -65,7 +72,7 @@ def fit_weights(
     own = module.state_dict()
     for prefix in WRAPPERS:
         if all(key.startswith(prefix) for key in state):
-            bare = {key.removeprefix(prefix): value for key, value in state.items()}
+            bare = without_prefix(state, prefix)
             fitting = len(own.keys() & state.keys())
             # a network may have such an attribute itself
             if fitting == 0 or len(own.keys() & bare.keys()) > fitting:
@@ -76,16 +83,21 @@ def fit_weights(
         if (
             replace
         ):  # one of another shape is left to be refused: converted, it could take all memory
-            state = {
+            tensors = {
                 key: value.to(own[key].dtype)
                 if key in own and value.shape == own[key].shape
                 else value
                 for key, value in state.items()
             }
+            state = with_versions(tensors, versions_of(state))
         module.load_state_dict(state, strict=True, assign=replace)
     except RuntimeError as error:
         raise ModelContractError(
             f"the weights {source} do not fit the network: {' '.join(str(error).split())[:600]}"
+        ) from None
+    except Exception as error:  # of a module, which may read its own weights as it likes
+        raise ModelContractError(
+            f"the weights {source} do not fit the network: {describe_error(error)}"
         ) from None
     rest = [name for name, tensor in module.named_buffers() if tensor.is_meta]
     if rest:
@@ -103,7 +115,7 @@ def _without_holder(state: Json, own: Mapping[str, torch.Tensor]) -> Json:
         holder = next(iter(stripped)).partition(".")[0] + "."
         if not all(key.startswith(holder) for key in stripped):
             break
-        stripped = {key.removeprefix(holder): value for key, value in stripped.items()}
+        stripped = without_prefix(stripped, holder)
     return stripped if stripped.keys() == own.keys() else state
 
 
@@ -156,7 +168,7 @@ def _state_dict(path: Path, allow_pickle: bool) -> Json:
         )
     if not allow_pickle:
         check_tensors(state, str(path))
-    return dict(state)
+    return with_versions(state, versions_of(state))
 
 
 def check_tensors(state: Mapping[str, object], source: str) -> None:
@@ -186,6 +198,9 @@ def _describe(state: object) -> str:
     """What a file holds in place of a state dict, in a few words."""
     if not isinstance(state, Mapping):
         return f"a {type(state).__name__}"
+    others = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    if 0 < len(others) < len(state):
+        return f"tensors, and under {shorten_value(others[0])} a {type(state[others[0]]).__name__}"
     keys = [shorten_value(key) for key in list(state)[:_MOST_KEYS]]
     more = ", …" if len(state) > len(keys) else ""
     return f"a mapping with the keys {', '.join(keys)}{more}"
@@ -209,13 +224,14 @@ def _load_safetensors(path: Path) -> Json:
         # copies, for the file may change while the network is used
         tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
         with safe_open(path, "pt") as file:
-            shared = file.metadata() or {}
+            metadata = file.metadata() or {}
         # save_model() writes weights that a network has twice once, and where the other one is
-        return tensors | {
+        tensors |= {
             name: tensors[kept]
-            for name, kept in shared.items()
+            for name, kept in metadata.items()
             if kept in tensors and name not in tensors
         }
+        return with_versions(tensors, read_versions(metadata.get(KEY, "")))
     except Exception as error:  # of the library, or of PyTorch for a dtype that it lacks
         raise ModelContractError(
             f"cannot read the weights {path}: they are damaged, or not safetensors: "

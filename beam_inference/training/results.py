@@ -21,6 +21,7 @@ from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.local_files import existing_file
+from beam_inference.models.module_versions import KEY, write_versions
 from beam_inference.models.weights import load_weights
 from beam_inference.residual_unet import ResidualUNet
 from beam_inference.training.config import TrainingConfig
@@ -105,13 +106,15 @@ def write_results(
         WorkerFault: a file cannot be written.
     """
     # copies, for layers may share a tensor, which the file holds for each of them
+    trained = network.state_dict()
     state = {
         name: each.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, each in network.state_dict().items()
+        for name, each in trained.items()
     }
     record = config.model_dump(mode="json")
     record["split"]["block_shape"] = list(config.definite_split.block_shape)
-    weights = safetensors.torch.save(state, {"training": json.dumps(record)})
+    metadata = {"training": json.dumps(record), KEY: write_versions(trained)}
+    weights = safetensors.torch.save(state, metadata)
     contents = {WEIGHTS: weights}
     if config.network.path is None:
         contents[NETWORK_FILE] = network_source(config).encode()

@@ -218,6 +218,7 @@ def test_weights_that_are_no_floating_numbers_are_refused(tmp_path, trained, dty
         ({"weights": {}, "epoch": 1}, "keys 'weights', 'epoch'$"),
         ({str(n): n for n in range(20)}, "'9', …$"),
         ([torch.ones(1)], "found a list"),
+        ({"a": torch.ones(1), "b": {}}, "found tensors, and under 'b' a dict$"),
     ],
 )
 def test_what_is_no_state_dict_is_told_with_what_it_is(tmp_path, content, message):

@@ -30,6 +30,8 @@ from beam_inference.errors import (
     VolumeError,
     WorkerFault,
 )
+from beam_inference.launch.job_files import load_job
+from beam_inference.models.loading import load_network
 from beam_inference.training.config import load_training, parse_training
 from beam_inference.training.events import EVENTS
 from beam_inference.training.output_files import hold_folder
@@ -127,6 +129,22 @@ class Tied(nn.Module):
 
 def tied():
     return Tied()
+
+class Scale(nn.Module):
+    # its first version kept the logarithms of its factors
+    _version = 2
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((3,), 2.0))
+    def _load_from_state_dict(self, state, prefix, metadata, *others):
+        if metadata.get("version", 1) < 2:
+            state[prefix + "factor"] = state[prefix + "factor"].exp()
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+    def forward(self, batch):
+        return batch * self.factor[:, None, None, None]
+
+def versioned():
+    return nn.Sequential(nn.Conv3d(1, 3, 3, padding=1), Scale())
 
 class Answer(nn.Module):
     def __init__(self, change):
@@ -649,6 +667,23 @@ def test_layers_may_share_their_weights(folder, one_thread):
     saved = weights(folder)
     assert torch.equal(saved["inner.weight"], saved["same.weight"])
     assert main(["run", str(folder / "trained" / "job.yaml")]) == 0
+
+
+def test_weights_keep_the_versions_of_their_modules(folder, one_thread):
+    """A job, a second launch and a further training would convert them as those of an old one."""
+    path = "networks.py:versioned"
+    keys = {"network": {"path": path}, "optimizer": {"schedule": "constant"}}
+    train(parse_training(values(**keys, steps=2), folder))
+    train(parse_training(values(**keys), folder))
+    trained = weights(folder)
+    assert torch.allclose(trained["1.factor"], torch.tensor(2.0), atol=0.5)
+    model = load_job(folder / "trained" / "job.yaml").model
+    check_same(load_network(model).network.state_dict(), trained)
+    begun = {"path": path, "weights": str(folder / "trained" / "weights.safetensors")}
+    still = {"schedule": "constant", "learning_rate": 1e-9}
+    train(parse_training(values(network=begun, steps=1, optimizer=still, output="further"), folder))
+    further = weights(folder, "further")
+    assert torch.allclose(further["1.factor"], trained["1.factor"], atol=1e-5)
 
 
 def replace_volume(path, values):
