@@ -53,13 +53,12 @@ _ASSIGNMENT = re.compile(
 )
 _AUTHORIZATION = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 _SECRET_NAME = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
-
-# All but tab and newline: of terminals, of the direction of writing, other ends of lines, and
-# halves of characters, which cannot be printed at all.
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _REASON = re.compile(r"^[\w.]+: ", re.MULTILINE)
 """What a traceback ends in: the error's class, before what it says."""
 
+# All but tab and newline: of terminals, of the direction of writing, other ends of lines, and
+# halves of characters, which cannot be printed at all.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )

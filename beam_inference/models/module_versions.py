@@ -51,6 +51,11 @@ def with_versions(tensors: Mapping[str, object], versions: Versions) -> Json:
     return state
 
 
+def copy_state(state: Mapping[str, object]) -> Json:
+    """A copy of a state dict, of its tensors and versions and nothing else; tensors are shared."""
+    return with_versions(state, versions_of(state))
+
+
 def without_prefix(state: Json, prefix: str) -> Json:
     """A state dict whose names lack a prefix, such as "module.", with its versions."""
     holder = prefix.removesuffix(".")

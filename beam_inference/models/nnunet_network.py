@@ -18,7 +18,7 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import describe_error, shorten_text, shorten_value
 from beam_inference.models.axis_order import Transposed
-from beam_inference.models.module_versions import versions_of, with_versions
+from beam_inference.models.module_versions import copy_state
 from beam_inference.models.nnunet_plans import (
     Architecture,
     Configuration,
@@ -223,7 +223,7 @@ def _make_member(model: TrainedModel, checkpoint: Checkpoint) -> torch.nn.Module
             f"{describe_error(error)}"
         ) from None
     # copies, for the file may change while the network is used; what is stored once stays so
-    weights = copy.deepcopy(with_versions(checkpoint.weights, versions_of(checkpoint.weights)))
+    weights = copy.deepcopy(copy_state(checkpoint.weights))
     fit_weights(network, weights, str(checkpoint.file), replace=True)
     return network
 

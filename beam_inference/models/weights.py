@@ -16,6 +16,7 @@ from beam_inference.foreign_text import describe_error, shorten_value
 from beam_inference.models.archive import is_archive, open_archive
 from beam_inference.models.module_versions import (
     KEY,
+    copy_state,
     read_versions,
     versions_of,
     with_versions,
@@ -168,7 +169,7 @@ def _state_dict(path: Path, allow_pickle: bool) -> Json:
         )
     if not allow_pickle:
         check_tensors(state, str(path))
-    return with_versions(state, versions_of(state))
+    return copy_state(state)
 
 
 def check_tensors(state: Mapping[str, object], source: str) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError, PickledCode, StateError
 from beam_inference.foreign_text import describe_error, shorten_value
-from beam_inference.models.module_versions import versions_of, with_versions
+from beam_inference.models.module_versions import copy_state
 from beam_inference.models.tensors import tensor_fault
 from beam_inference.models.weights import load_checkpoint
 from beam_inference.training.config import TrainingConfig
@@ -154,7 +154,7 @@ def load_module(module: nn.Module, state: Json, name: str) -> None:
     for key, each in own.items():
         if isinstance(each, Tensor):
             _check_tensor(state[key], each, f"{name}.{key}")
-    module.load_state_dict(with_versions(state, versions_of(state)))
+    module.load_state_dict(copy_state(state))
 
 
 def load_optimizer(

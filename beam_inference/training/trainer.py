@@ -40,7 +40,7 @@ from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.models.loading import load_network
-from beam_inference.models.module_versions import versions_of, with_versions
+from beam_inference.models.module_versions import copy_state
 from beam_inference.training.checkpoint import (
     CHECKPOINT,
     Metrics,
@@ -473,8 +473,7 @@ class _Trainer:
         anew = _make_network(config.model_copy(update={"network": without}), self._device)
         name_layers(anew, self._mesh)
         try:
-            trained = self._trained.state_dict()
-            anew.load_state_dict(with_versions(trained, versions_of(trained)))
+            anew.load_state_dict(copy_state(self._trained.state_dict()))
         except Exception as error:  # of a module, which may read its own weights as it likes
             raise ConfigError(
                 f"network.path {path}: the network that its factory makes anew does not take the "
